@@ -28,7 +28,7 @@ from gateway.extensions.approval import Approval
 from gateway.tools import Permission, Tool
 
 PENDING = 200
-CALLS = 1500
+CALLS = 6000  # one commit of their records must not fall into one measurement and not into another
 WIDTH = 32
 ROUNDS = 7
 LIMIT_RATIO = 1.15

@@ -55,7 +55,7 @@ ERAS: tuple[Era, ...] = ("modern", "handshake")
 Phase = Literal["quiet", "chaos", "between"]
 
 _PID = re.compile(rb'"pid":\s*(\d+)')
-_WAIT = re.compile(r"tried again in ([\d.]+) s")
+_WAIT = re.compile(r"the next attempt is in ([\d.]+) s")
 
 
 @dataclass

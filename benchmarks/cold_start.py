@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 ROUNDS = 10
-LIMIT = 0.7
+LIMIT = 0.6
 HERE = Path(__file__).parent
 
 INITIALIZE = {

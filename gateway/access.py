@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import translate
 from functools import reduce
 from typing import Literal
 
 from gateway.tools import ADMIN_CATEGORY, Permission, Tool
+from gateway.value import Value
 
 # Permission, category and upstream server of a tool; None for one that comes from no server.
 ToolGroup = tuple[Permission, str, str | None]
 
 
-@dataclass(frozen=True)
-class AccessLimits:
+class AccessLimits(Value):
     """Limits of one principal; None for no limit. Bytes are those of arguments and results."""
 
     calls_per_minute: int | None = None
@@ -30,21 +30,23 @@ ListMode = Literal["full", "auto", "search", "code"]
 _MODES: Sequence[ListMode] = ("full", "auto", "search", "code")
 
 
-@dataclass(frozen=True)
-class ListPolicy:
+class ListPolicy(Value):
     """The way tools are listed; without a mode, as another policy says. `pinned` are patterns over names and ids of
-    tools that a short list has, too; of longer descriptions, the first `description_limit` characters are listed."""
+    tools that a short list has, too; of longer descriptions, the first `description_limit` characters are listed. A
+    client may keep a list for `fresh_seconds`."""
 
     mode: ListMode | None = None
     pinned: tuple[str, ...] = ()
     description_limit: int | None = None
+    fresh_seconds: int = 0
 
     def combine(self, other: ListPolicy) -> ListPolicy:
         """Return the policy of both that lists least."""
         limits = [limit for limit in (self.description_limit, other.description_limit) if limit is not None]
         modes = [mode for mode in (self.mode, other.mode) if mode is not None]
         mode = max(modes, key=_MODES.index, default=None)
-        return ListPolicy(mode, (*self.pinned, *other.pinned), min(limits, default=None))
+        fresh_seconds = max(self.fresh_seconds, other.fresh_seconds)
+        return ListPolicy(mode, (*self.pinned, *other.pinned), min(limits, default=None), fresh_seconds)
 
     def override(self, other: ListPolicy | None) -> ListPolicy:
         """Return the policy of both, with the mode of the other one if it has one."""
@@ -54,8 +56,7 @@ class ListPolicy:
 FULL_LIST = ListPolicy("full")
 
 
-@dataclass(frozen=True)
-class AccessRule:
+class AccessRule(Value):
     """One condition on a tool. `tools` and `denied` are patterns over its name and id, `servers` over the upstream it
     comes from; None leaves the choice open. Without `admin`, tools that change the gateway itself are left out."""
 
@@ -108,6 +109,11 @@ class AccessPolicy:
             if not matches(names):
                 return False
         return self._denied is None or not self._denied(names)
+
+    def denies(self, name: str) -> bool:
+        """Return whether a pattern denies this name. Tools of discovery need not be allowed by name: they only find and
+        call what is."""
+        return self._denied is not None and bool(self._denied(f"{name}\n"))
 
 
 def group_of(tool: Tool) -> ToolGroup:

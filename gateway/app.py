@@ -1,12 +1,13 @@
-"""The composition root: the only module that opens the database and names concrete classes together."""
+"""The composition root: the only module that opens the database for writing and names concrete classes together."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from gateway.access import AccessPolicy
 from gateway.approval.flow import ApprovalFlow
@@ -41,7 +42,7 @@ from gateway.extensions.approval import Approval
 from gateway.extensions.audit import Audit
 from gateway.extensions.concurrency import Concurrency
 from gateway.extensions.large_results import LargeResults
-from gateway.extensions.permissions import Ownership, Permissions
+from gateway.extensions.permissions import ChatClaim, Ownership, Permissions
 from gateway.extensions.quotas import Quotas
 from gateway.extensions.rate_limit import RateLimit, RateTable
 from gateway.extensions.rendering import RELATIVE, Directories, Rendering
@@ -57,11 +58,12 @@ from gateway.identity.roles import Roles
 from gateway.identity.sessions import SessionStore
 from gateway.protocol import HTTP_PATH
 from gateway.sealing import Sealer, load_key_file
-from gateway.search import CatalogSearch
+from gateway.search import CatalogSearch, Searches, ToolSearch
+from gateway.semantic import SemanticRanker, find_model
 from gateway.serve.mcp.uris import file_uri
 from gateway.sources import Source
 from gateway.sources.builtin.source import builtin_source
-from gateway.tools import Category, HidesFor, Permission, Tool
+from gateway.tools import WRITE_RESOURCE, Category, HidesFor, Permission, Tool, denied_only
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions
 from gateway.workspace.workspaces import attached_folders
@@ -82,7 +84,6 @@ log = logging.getLogger(__name__)
 
 Part = TypeVar("Part")
 
-_OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 # The key that makes the names of principals' chats unguessable.
 CHATS_KEY_FILE = "chats.key"
 
@@ -144,27 +145,12 @@ class GatewayParts:
         storage: Storage,
         sources: Sequence[Source],
         extensions: Sequence[Extension],
-        upstreams_changed: Callable[[], None],
+        upstreams_changed: Callable[[Collection[str]], None],
     ) -> None:
-        db = storage.db
         self.settings = settings
-        self.db = db
-        self.records = CallRecords(db, storage.instance)
-        self.usage = CallUsage(db)
-        self.health_events = HealthEvents(db)
-        self.instance = storage.instance
-        self.tool_names = ToolNames(db)
-        self.toolset_rows = Toolsets(db)
-        self.upstream_rows = Upstreams(db)
-        self.pins = Pins(db)
-        self.switches = Switches(db)
+        self._make_tables(storage)
         self.chat_names = ChatNames(lambda: load_key_file(settings.data_dir / CHATS_KEY_FILE))
         self.roles = Roles(settings.roles, settings.profiles, self.chat_names)
-        # Counts changes of credentials, for all processes on the data directory.
-        self.credential_changes = Lazy(lambda: SharedCounter(settings.data_dir / "run" / "credentials"))
-        self.api_keys = ApiKeys(db, lambda: self.credential_changes.get().increment())
-        self.grants = Grants(db, lambda: self.credential_changes.get().increment())
-        self.sessions = BrowserSessions(db, lambda: self.credential_changes.get().increment())
         self.telemetry = Telemetry()
         self.tracer: Tracer | None = None
         limits = settings.limits
@@ -174,15 +160,15 @@ class GatewayParts:
         self._permission = settings.effective_profile().permission
         self.rate_limit = RateLimit(self.categories, settings.limits.calls_per_minute, table=self._open_rate_table)
         self.workspaces = Workspaces(settings.data_dir, attached_folders(settings))
-        self.chats = Chats(db)
-        self.versions = Versions(Manifests(db), self.chats, self.workspaces)
+        self.versions = Versions(self.manifests, self.chats, self.workspaces, self._permission)
         hides: HidesFor = lambda tool: self.executor.hides(tool)  # noqa: E731 - the executor is built below
         self.builtins = builtin_source(
             settings, self.workspaces, self.versions, hides, lambda name: self.categories[name]
         )
         self.sources: list[Source] = [self.builtins, *sources]
-        self.approvals = ApprovalStore(Approvals(db), settings.approval)
+        self.approvals = ApprovalStore(self.approval_rows, settings.approval)
         self.executor = Executor(self._extensions(extensions))
+        self.versions.denied = denied_only(self.executor.hides(WRITE_RESOURCE))
         self.approval_flow = ApprovalFlow(
             self.executor.call_tool,
             self._find_called_tool,
@@ -190,7 +176,7 @@ class GatewayParts:
             self.records.record_finished,
             RequestStateCodec(settings.approval.keys, settings.data_dir),
         )
-        self.search = CatalogSearch(self.toolset_rows.usage)
+        self.searches = self._build_searches()
         self.discovery = self._build_discovery() if settings.has_short_lists else None
         self.toolsets = Lazy(self._build_toolsets)
         self.upstreams = Lazy(self._build_upstreams)
@@ -198,6 +184,27 @@ class GatewayParts:
         self._upstreams_changed = upstreams_changed
         self._web_logins: WebLogins | None = None
         self._jwt_verifier: JwtVerifier | None = None
+
+    def _make_tables(self, storage: Storage) -> None:
+        """Make what reads and writes the tables of the database, one for each subject."""
+        db = self.db = storage.db
+        self.instance = storage.instance
+        self.records = CallRecords(db, storage.instance)
+        self.usage = CallUsage(db)
+        self.health_events = HealthEvents(db)
+        self.tool_names = ToolNames(db)
+        self.toolset_rows = Toolsets(db)
+        self.upstream_rows = Upstreams(db)
+        self.pins = Pins(db)
+        self.switches = Switches(db)
+        self.chats = Chats(db)
+        self.manifests = Manifests(db)
+        self.approval_rows = Approvals(db)
+        # Counts changes of credentials, for all processes on the data directory.
+        self.credential_changes = Lazy(lambda: SharedCounter(self.settings.data_dir / "run" / "credentials"))
+        self.api_keys = ApiKeys(db, lambda: self.credential_changes.get().increment())
+        self.grants = Grants(db, lambda: self.credential_changes.get().increment())
+        self.sessions = BrowserSessions(db, lambda: self.credential_changes.get().increment())
 
     def make_identity(self, anonymous: bool) -> Identity:
         """Return what authenticates requests over HTTP. With `anonymous`, they need no key until one exists."""
@@ -280,6 +287,12 @@ class GatewayParts:
     async def installed_toolsets(self) -> Sequence[InstalledToolset]:
         return await self.toolsets.get().library.list() if await self.toolset_rows.revision() else ()
 
+    def _build_searches(self) -> Searches:
+        cache = self.settings.data_dir / "meaning.db"
+        semantic = self.settings.tools.semantic
+        meaning = SemanticRanker(find_model(semantic), cache) if semantic else None
+        return Searches(CatalogSearch(self.toolset_rows.recency, meaning), ToolSearch(meaning), ToolSearch(meaning))
+
     def _build_discovery(self) -> DiscoverySource:
         # Imported here: most gateways list all their tools.
         from gateway.discovery import CATEGORY
@@ -287,7 +300,7 @@ class GatewayParts:
 
         self.add_category(CATEGORY)
         catalog, call_step = (lambda: self.executor.catalog), self.approval_flow.call_step
-        return make_discovery(catalog, self.search, call_step, self.settings.sandbox.timeout)
+        return make_discovery(catalog, self.searches.catalog, call_step, self.settings.sandbox.timeout)
 
     def _build_toolsets(self) -> ToolsetRuntime:
         # Imported at the first use: a process without toolsets starts in half the time.
@@ -335,8 +348,8 @@ class GatewayParts:
         """All extensions, outermost first. Their order is the policy: read it from top to bottom."""
         settings, limits = self.settings, self.settings.limits
         approval = self._approval(settings.approval)
-        given = [place_extension(extension, type(extension).__name__) for extension in extensions]
-        custom = [*map(load_extension, settings.extensions), *given]
+        custom = [load_extension(each, limits.timeout) for each in settings.extensions]
+        custom += [place_extension(each, type(each).__name__, wait_timeout=limits.timeout) for each in extensions]
         policies = [approval, *custom]
         validation = Validation(
             limits.request_bytes,
@@ -346,21 +359,21 @@ class GatewayParts:
         large_results = LargeResults(self.versions, self._large_result_bytes, limits.response_bytes, file_uri)
         has_limits = any(role.limits is not None for role in settings.roles.values())
         versioning = Versioning(self.versions, approval.require_consent, limits.timeout)
+        self.audit = Audit(self.records, take_versions=versioning.take_versions)
+        ownership = Ownership(self.chats)
         own: list[tuple[int, Extension]] = [
             (0, self.telemetry),  # measures, refusals included
-            (10, Audit(self.records, take_versions=versioning.take_versions)),  # records and logs, refusals included
+            (10, self.audit),  # records and logs, refusals included
+            (15, Quotas(has_limits, self.rate_limit.table)),  # more than the caller's role may use? unknown names count
             (20, validation),  # do the arguments fit the schema?
             (30, Permissions(self.categories, self._permission)),  # is the caller allowed to?
-            (38, Quotas(has_limits, self.rate_limit.table)),  # more than the caller's role may use?
             (40, self.rate_limit),  # too many calls?
-            (
-                45,
-                Ownership(self.chats.claim),
-            ),  # is it this caller's chat? From here on it is: those above claim nothing
+            (45, ownership),  # is it this caller's chat, or nobody's?
             (60, approval),  # does a person agree?
+            (62, ChatClaim(ownership)),  # from here on the chat is this caller's: those above claim nothing
             (63, large_results),  # too large to return?
             (65, Rendering(self._directories)),  # shows every outcome, a timeout included
-            (68, CallRetry(lambda: self.concurrency.stopping)),  # another attempt, after a pause?
+            (68, CallRetry(settings.tools.retry, self.concurrency.pause)),  # another attempt, after a pause?
             (70, self.concurrency),  # a slot and a deadline, held by no call that waits for a person
             (100, versioning),  # innermost: the files before and after, and consent to changes of existing ones
         ]
@@ -369,25 +382,38 @@ class GatewayParts:
 
     def _tracing(self) -> list[tuple[int, Extension]]:
         """The extensions that make spans, where an exporter is set."""
-        otel, variables = self.settings.telemetry.otel, os.environ
-        if otel is None and (
-            not any(variables.get(name) for name in _OTLP_ENDPOINTS)
-            or variables.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp"
-            or variables.get("OTEL_SDK_DISABLED", "").lower() == "true"
-        ):
+        if not self.sends_otlp("traces"):
             return []
-        try:
-            # Imported only here: without an exporter nobody pays for traces.
-            from gateway.extensions.tracing import Tracer, Tracing, UpstreamTracing
-        except ImportError as error:
-            fix = f"traces need the extra 'otel' ({error}); install it with: pip install 'toolgate-mcp[otel]'"
-            if otel is not None:
-                raise Unavailable(fix, code="OTEL_MISSING") from None
-            log.warning("%s, or unset %s", fix, " and ".join(filter(variables.get, _OTLP_ENDPOINTS)))
-            return []
-        self.tracer = Tracer(None if otel is None else otel.endpoint)
+        # Imported only here: without an exporter nobody pays for traces.
+        from gateway.extensions.tracing import Tracer, Tracing, UpstreamTracing
+
+        self.tracer = Tracer(self.otlp_endpoint)
         tracing = Tracing(self.tracer)
         return [(-1, tracing), (110, UpstreamTracing(self.tracer, tracing.spans))]  # around all, and next to the source
+
+    @property
+    def otlp_endpoint(self) -> str | None:
+        """The address of the OTLP receiver in the settings; OTEL_* variables may name one instead."""
+        return None if self.settings.telemetry.otel is None else self.settings.telemetry.otel.endpoint
+
+    def sends_otlp(self, signal: Literal["traces", "metrics"]) -> bool:
+        """Return whether a signal goes to an OTLP receiver. Refused if settings say so and the extra is missing."""
+        otel, variables = self.settings.telemetry.otel, os.environ
+        names = [f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"]
+        if otel is not None:
+            wanted = getattr(otel, signal)
+        else:
+            wanted = any(map(variables.get, names)) and (
+                variables.get(f"OTEL_{signal.upper()}_EXPORTER", "otlp") == "otlp"
+                and variables.get("OTEL_SDK_DISABLED", "").lower() != "true"
+            )
+        if not wanted or (find_spec("opentelemetry") and find_spec("opentelemetry.exporter.otlp.proto.http")):
+            return bool(wanted)
+        fix = f"{signal} need the extra 'otel'; install it with: pip install 'toolgate-mcp[otel]'"
+        if otel is not None:
+            raise Unavailable(fix, code="OTEL_MISSING")
+        log.warning("%s, or unset %s", fix, " and ".join(filter(variables.get, names)))
+        return False
 
     def _open_rate_table(self) -> RateTable:
         directory = self.settings.data_dir / "run"
@@ -408,6 +434,7 @@ class GatewayParts:
             is_remembered=self.approvals.is_remembered,
             preview=WorkspacePreview(self.workspaces),
             is_attached=self.workspaces.is_attached if attached_folders(self.settings) else None,
+            find_folder=self.workspaces.folder,
         )
 
     def _directories(self, call: Call) -> Directories:

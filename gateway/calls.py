@@ -6,7 +6,8 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
+from functools import lru_cache
+from typing import Any, ClassVar, Generic, Self, TypeVar, dataclass_transform
 
 import orjson
 
@@ -14,6 +15,7 @@ from gateway.access import AccessPolicy
 from gateway.errors import GatewayError, Invalid, NotFound
 from gateway.names import CHAT_LIMIT, new_id
 from gateway.tools import Permission, Tool
+from gateway.value import Value
 
 DEFAULT_CHAT = "default"
 # The principal of the person who started this process: the only one without authentication.
@@ -32,6 +34,9 @@ Proceed = Callable[["Call"], Awaitable["Outcome"]]
 # Sends an MCP request of a server (elicitation, sampling, roots) to the caller's client; returns its result.
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
+# Seconds that a client and its person may take for one answer, which no deadline of the call counts.
+ANSWER_SECONDS = 600.0
+
 # Forwards a log message of a server, in its MCP form.
 Log = Callable[[Mapping[str, Any]], Awaitable[None]]
 
@@ -46,16 +51,27 @@ def frozen(cls: type[_Value]) -> type[_Value]:
     return dataclass(cls)
 
 
+class Replaceable:
+    """A value that is copied with changes, none of which its lazy properties depend on. Every call passes here, and
+    `dataclasses.replace` would cost more than all its checks."""
+
+    def replace(self, **changes: Any) -> Self:
+        copy = object.__new__(type(self))
+        copy.__dict__ = self.__dict__ | changes
+        return copy
+
+
 class lazy(Generic[_Value]):  # noqa: N801 - used like a property
     """A property computed on first access. In Python 3.11 `functools.cached_property` takes a lock, which costs more
     than the values computed here."""
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:
         self._compute = compute
+        self._name = compute.__name__
         self.__doc__ = compute.__doc__
 
     def __get__(self, owner: Any, kind: type | None = None) -> _Value:
-        result = owner.__dict__[self._compute.__name__] = self._compute(owner)
+        result = owner.__dict__[self._name] = self._compute(owner)
         return result
 
 
@@ -63,8 +79,7 @@ async def no_progress(done: float, total: float | None = None, message: str | No
     """Ignore progress, for callers that did not ask for it."""
 
 
-@dataclass(frozen=True)
-class Caller:
+class Caller(Value):
     """The principal of a call, the surface and the name of the client it came through, and the most it may do.
     `access` is what it may see and call; None for everything."""
 
@@ -76,11 +91,10 @@ class Caller:
 
 
 @frozen
-class ClientInfo:
+class ClientInfo(Replaceable):
     """The MCP client that sent a request, as an upstream server may need it: its capabilities, the `_meta` it sent,
     its answers to questions of an earlier round, and a function that asks it while the call runs (None in the modern
-    protocol). `level` is the lowest level of log messages it wants, None when it wants none. `reply_to` is the id of
-    its request, where a server's own response to that id can be passed on as it is."""
+    protocol). `level` is the lowest level of log messages it wants, None when it wants none."""
 
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -89,11 +103,9 @@ class ClientInfo:
     log: Log | None = None
     level: str | None = None
     modern: bool = False
-    reply_to: int | str | None = None
 
 
-@dataclass(frozen=True)
-class Consent:
+class Consent(Value):
     """A person's approval, as it travels with a call. `subject` and `arguments` are digests of what was approved: tool,
     principal, chat and messages, and the arguments to run with. `question` is the digest of what was shown, `reason`
     why it was asked. `original` holds the arguments asked about where the person changed them. Made by the approval
@@ -117,8 +129,10 @@ class Call:
     it, which may be the tool's id; `public_name` is the one it is listed under. `confirmed` is set by the owner of the
     process, `consent` is a person's answer, `agreed` are the paths among the arguments that somebody agreed to,
     `approved_paths` the protected files among them; none of them comes from the wire. `parent` is the call whose step
-    this is, `approver` asks the person behind a library or command line. `began` is when the executor got it, by the
-    monotonic clock. `trace` is the W3C trace context for the upstream server, set only in the copy of a traced call.
+    this is; `call_step` sends the calls that this one makes where nobody is asked as an MCP client is. `reply_to` is
+    the id of its request, where a server's own response to that id can be passed on as it is. `began` is when the
+    executor got it, by the monotonic clock. `trace` is the W3C trace context for the upstream server, set only in
+    the copy of a traced call.
     """
 
     trace: ClassVar[str | None] = None
@@ -139,13 +153,14 @@ class Call:
     agreed: frozenset[str] = frozenset()
     approved_paths: tuple[str, ...] = ()
     parent: Call | None = None
-    approver: Callable[[Any], Awaitable[Any]] | None = None
+    call_step: Callable[[Call], Awaitable[Outcome]] | None = None
+    reply_to: int | str | None = None
     progress: Progress = no_progress
     id: str = field(default_factory=new_id)
     started_at: float = field(default_factory=time.time)
     began: float = field(default_factory=time.perf_counter)
 
-    @property
+    @lazy
     def target(self) -> Tool:
         """The tool called; raises the refusal of an unknown or disabled one."""
         if self.tool is None:
@@ -165,16 +180,14 @@ class Call:
         return to_json(self.arguments)
 
     def replace(self, **changes: Any) -> Call:
-        """A copy with these fields changed and lazy properties kept. Every call passes here, and `dataclasses.replace`
-        would cost more than all its checks."""
+        """A copy with these fields changed, and the lazy properties kept that do not depend on them."""
         copy = object.__new__(Call)
         copy.__dict__ = self.__dict__ | changes
         if "arguments" in changes:
             copy.__dict__.pop("arguments_json", None)
+        if "tool" in changes:
+            copy.__dict__.pop("target", None)
         return copy
-
-    def with_arguments(self, arguments: Mapping[str, Any]) -> Call:
-        return self.replace(arguments=arguments)
 
 
 class RawResult(dict[str, Any]):
@@ -188,7 +201,7 @@ class RawResult(dict[str, Any]):
 
 
 @frozen
-class Outcome:
+class Outcome(Replaceable):
     """The value of a call, or its error. `content` is what the model reads, as MCP blocks; without it the model reads
     the value as JSON. The manifests are the chat's files before and after, where the call could use them. `wire` is
     an upstream's result as it came. `call_id` is the call it is recorded under, where this one continues an earlier
@@ -228,23 +241,13 @@ class Outcome:
             return size + content_size(self.content or ()) if "structuredContent" in wire else size
         return size + content_size(self.content or ()) + value_size(wire.get("structuredContent"))
 
-    def replace(self, **changes: Any) -> Outcome:
-        """A copy with these fields changed, none of them the value: a large one is encoded once."""
-        copy = object.__new__(Outcome)
-        copy.__dict__ = self.__dict__ | changes
-        return copy
-
-    def with_plan(self, plan: Mapping[str, Any]) -> Outcome:
-        return self.replace(render_plan=plan)
-
     def to_dict(self) -> dict[str, Any]:
         if self.error is None:
             return {"ok": True, "value": self.value}
         return {"ok": False, "error": self.error.to_dict()}
 
 
-@dataclass(frozen=True)
-class PlannedCall:
+class PlannedCall(Value):
     """A recorded call with a render plan. `plan` is JSON text; None in a list."""
 
     id: str
@@ -256,10 +259,14 @@ class PlannedCall:
     plan: str | None = None
 
 
+@lru_cache(maxsize=1024)  # every call passes here, and most are of a few chats
 def check_chat(chat: str) -> str:
-    """Return `chat`; `Invalid` when it is no chat id."""
-    if not 0 < len(chat) <= CHAT_LIMIT or not chat.isprintable():
-        raise Invalid(f"a chat id is 1 to {CHAT_LIMIT} printable characters, not {chat[:40]!r}", code="INVALID_CHAT")
+    """Return `chat`; `Invalid` when it is no chat id. No URL could name `.` and `..`: clients take them for folders."""
+    if not 0 < len(chat) <= CHAT_LIMIT or not chat.isprintable() or chat in (".", ".."):
+        raise Invalid(
+            f"a chat id is 1 to {CHAT_LIMIT} printable characters and not a dot or two, not {chat[:40]!r}",
+            code="INVALID_CHAT",
+        )
     return chat
 
 

@@ -9,10 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from gateway import names
-from gateway.access import FULL_LIST, AccessPolicy, ListPolicy, ToolGroup, group_of
+from gateway.access import FULL_LIST, AccessPolicy, ListMode, ListPolicy, ToolGroup, group_of
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
 from gateway.sources import Source
 from gateway.tools import Category, Permission, Tool
+from gateway.value import Value
 
 # In the `_meta` of a tool and of what links to a plan: the renderer that shows the outcome.
 RENDERER = "dev.toolgate/renderer"
@@ -65,8 +66,7 @@ def anthropic_tool(name: str, tool: Tool) -> dict[str, Any]:
     return {"name": name, "description": tool.description, "input_schema": dict(tool.input_schema)}
 
 
-@dataclass(frozen=True)
-class CatalogEntry:
+class CatalogEntry(Value):
     """A tool as it is offered: its public name, the source that runs it, and its place in lists, lower ones first:
     clients with a limit use the first tools."""
 
@@ -76,8 +76,7 @@ class CatalogEntry:
     rank: int = 0
 
 
-@dataclass(frozen=True)
-class CatalogPolicy:
+class CatalogPolicy(Value):
     """The limits of a catalog: its categories, the highest permission, and the number of tools. `first` are patterns
     over the names and ids of tools that are listed before all others. `access` is what the profile of this process
     leaves; None for everything. `lists` is how tools are listed, `discovery` are the tools of short lists, `about` says
@@ -113,12 +112,14 @@ class Catalog:
         lists: ListPolicy = FULL_LIST,
         discovery: Sequence[CatalogEntry] = (),
         about: Mapping[str, str] | None = None,
+        access: AccessPolicy | None = None,
     ) -> None:
+        self._access = access
         self.output_schemas = output_schemas
         self.lists = lists
         self.about: Mapping[str, str] = about or {}
         self.discovery = {entry.name: entry for entry in discovery}
-        self._own: Mapping[str, CatalogEntry] = {} if lists.mode == "full" else self.discovery
+        self._own = {entry.name: entry for entry in discovery if _is_offered(entry, lists.mode)}
         self._entries = {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
         self._by_id = {entry.tool.id: entry for entry in self._entries.values()}
         self._withheld = dict(withheld or {})
@@ -140,6 +141,15 @@ class Catalog:
         unique = {name: ids[0] for name, ids in self._aliases.items() if len(ids) == 1}
         aliased = {name: self._by_id[tool_id] for name, tool_id in unique.items() if tool_id in self._by_id}
         return {**aliased, **self._by_id, **self._entries, **self._own}
+
+    @property
+    def offered_discovery(self) -> Collection[CatalogEntry]:
+        """The tools of discovery that the mode of lists has."""
+        return self._own.values()
+
+    def denies(self, name: str) -> bool:
+        """Return whether a rule denies this name. A name under which other tools are called is denied like a tool."""
+        return self._access is not None and self._access.denies(name)
 
     @property
     def names(self) -> Collection[str]:
@@ -189,7 +199,8 @@ class Catalog:
 
     def _unknown_name(self, name: str) -> NotFound:
         shown = name if len(name) <= 100 else f"{name[:100]}…"
-        hint = names.did_you_mean(name, self._entries) if len(name) <= 2 * names.WIRE_NAME_LIMIT else ""
+        offered = [entry.name for entry in self.for_models]
+        hint = names.did_you_mean(name, offered) if len(name) <= 2 * names.WIRE_NAME_LIMIT else ""
         listed = (
             "search_tools finds tools by what they do"
             if self._own
@@ -231,8 +242,8 @@ class CatalogView(Catalog):
         groups = [entries for group, entries in whole.groups.items() if access.allows_group(group)]
         found = {entry.name for entries in groups for entry, names in entries if allows(names)}
         schemas, lists = whole.output_schemas and access.output_schemas, whole.lists.override(access.lists)
-        own = tuple(whole.discovery.values())
-        super().__init__(output_schemas=schemas, lists=lists, discovery=own, about=whole.about)
+        own = [entry for name, entry in whole.discovery.items() if not access.denies(name)]
+        super().__init__(output_schemas=schemas, lists=lists, discovery=own, about=whole.about, access=access)
         self._entries = {name: entry for name, entry in whole._entries.items() if name in found}
         self._whole = whole
 
@@ -245,6 +256,9 @@ class CatalogView(Catalog):
             entry = visible[0] if len(visible) == 1 else None
         return entry
 
+    def denies(self, name: str) -> bool:
+        return super().denies(name) or self._whole.denies(name)
+
     def refusal(self, name: str) -> GatewayError:
         visible = [entry.name for entry in self._find_visible(name)]
         return _ambiguous_name(name, len(visible), visible) if visible else self._unknown_name(name)
@@ -253,6 +267,11 @@ class CatalogView(Catalog):
         """The tools that an alias may mean, of those that are visible."""
         found = (self._whole._by_id.get(tool_id) for tool_id in self._whole._aliases.get(name, ()))
         return [entry for entry in found if entry is not None and entry.name in self._entries]
+
+
+def _is_offered(entry: CatalogEntry, mode: ListMode | None) -> bool:
+    """Return whether a tool of discovery is offered; the one that runs programs only in code mode."""
+    return mode != "full" and (mode == "code" or entry.tool.kind != "steps")
 
 
 def _ambiguous_name(name: str, count: int, offered: Sequence[str]) -> NotFound:
@@ -292,8 +311,6 @@ class Draft:
             raise Invalid(f"two tools have the id {tool.id!r}; the second is left out", code="DUPLICATE_TOOL")
         if tool.withheld is not None:
             raise Forbidden(f"{tool.id}: {tool.withheld}", code="TOOL_DISABLED")
-        if len(self.offered) >= self.policy.limit:
-            raise Invalid(f"{tool.id}: more than {self.policy.limit} tools (limits.tools)", code="TOO_MANY_TOOLS")
         category = self.policy.categories.get(tool.category)
         if category is None:
             hint = names.did_you_mean(tool.category, self.policy.categories)
@@ -307,7 +324,8 @@ class Draft:
         if not category.permission.allows(tool.permission):
             raise Invalid(
                 f"{tool.id} needs {tool.permission.value}, but its category {category.name!r} allows only "
-                f"{category.permission.value}; raise categories.{category.name}.permission or move the tool",
+                f"{category.permission.value}; give the tool another category, or raise this one's level with: "
+                f"toolgate category set {category.name} --level {tool.permission.value}",
                 code="CATEGORY_TOO_LOW",
             )
         if not self.policy.permission.allows(tool.permission):
@@ -317,6 +335,8 @@ class Draft:
         access = self.policy.access
         if access is not None and not access.allows(names.wire_name(tool.id, tool.prefix), tool):
             raise Forbidden(f"{tool.id} is not among the tools of this profile", code="TOOL_DISABLED")
+        if len(self.offered) >= self.policy.limit:
+            raise Invalid(f"{tool.id}: more than {self.policy.limit} tools (limits.tools)", code="TOO_MANY_TOOLS")
 
     @property
     def wishes(self) -> dict[str, str]:
@@ -335,8 +355,10 @@ class Draft:
         )
         aliases = self._find_aliases(owners)
         schemas = self.policy.access is None or self.policy.access.output_schemas
-        discovery = self.policy.lists, self.policy.discovery, self.policy.about
-        return Catalog(entries, self.withheld, self.problems, aliases, schemas, *discovery)
+        lists, access = self.policy.lists, self.policy.access
+        own = [entry for entry in self.policy.discovery if access is None or not access.denies(entry.name)]
+        about = self.policy.about
+        return Catalog(entries, self.withheld, self.problems, aliases, schemas, lists, own, about, access)
 
     def _rank(self, name: str, tool: Tool) -> int:
         if any(fnmatchcase(text, pattern) for pattern in self.policy.first for text in (name, tool.id)):

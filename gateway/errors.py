@@ -7,8 +7,10 @@ GatewayError         a bug of ours; the caller sees INTERNAL and the call's id
 ├── Forbidden        the caller may not do this
 ├── Conflict         someone else changed it first
 ├── RateLimited      the caller may, but not yet
+│   └── QuotaExceeded  the caller uses all that its role allows, whatever the tool
 ├── InputRequired    nobody is wrong: a person must answer first
 ├── ToolFailed       the tool ran and refused; the model should read why
+│   ├── StepWaiting    a step of it waits for a person; those before it ran
 │   └── UpstreamFault  an upstream server answered with a protocol error, which its caller shall see as it is
 ├── Cancelled        the caller, or a stopping gateway, called it off
 └── Unavailable      something we depend on did not answer
@@ -73,6 +75,10 @@ class RateLimited(GatewayError):
     status = 429
 
 
+class QuotaExceeded(RateLimited):
+    pass
+
+
 class InputRequired(GatewayError):
     default_code = "CONFIRMATION_REQUIRED"
     status = 428
@@ -82,6 +88,12 @@ class InputRequired(GatewayError):
 class ToolFailed(GatewayError):
     default_code = "EXECUTION_ERROR"
     status = 422
+
+
+class StepWaiting(ToolFailed):
+    default_code = InputRequired.default_code
+    status = InputRequired.status
+    verbatim = True
 
 
 class UpstreamFault(ToolFailed):

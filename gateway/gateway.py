@@ -15,14 +15,15 @@ from gateway import config
 from gateway.app import GatewayParts, Storage, open_storage
 from gateway.approval.question import Approver
 from gateway.approval.rules import check_tool_patterns
-from gateway.calls import DEFAULT_CHAT, LOCAL, Call, Caller, Outcome, Progress, check_chat, no_progress
+from gateway.calls import LOCAL, Call, Caller, Outcome, Progress, check_chat, no_progress
 from gateway.catalog import Catalog, CatalogEntry, CatalogPolicy, Draft
 from gateway.config import Settings
 from gateway.db import timestamp
 from gateway.db.switches import Switches
-from gateway.errors import GatewayError, Unavailable
+from gateway.errors import Conflict, GatewayError, Unavailable
 from gateway.executor import Executor
 from gateway.extensions import Extension
+from gateway.identity import Principal
 from gateway.identity.roles import Roles
 from gateway.names import wire_name
 from gateway.sources import Source
@@ -31,7 +32,9 @@ from gateway.workspace.workspaces import default_chat
 
 if TYPE_CHECKING:
     from gateway.admin.health_monitor import HealthCheck, HealthMonitor
+    from gateway.admin.otlp_metrics import MetricSender
     from gateway.bundles.installed import InstalledToolset
+    from gateway.search import Searches
     from gateway.sources.toolsets.assembly import ToolsetRuntime
     from gateway.sources.upstreams.passthrough import UpstreamPassthrough
     from gateway.sources.upstreams.registry import UpstreamRegistry
@@ -130,12 +133,13 @@ class Gateway:
         self._off_tools: frozenset[str] = frozenset()
         self._refresh_lock = asyncio.Lock()
         self._refresh_task: asyncio.Task[None] | None = None
-        self._refresh_needed = False
+        self._changed_lists: set[str] = set()
         self._has_admin_tools = False
         self._installing: asyncio.Task[Any] | None = None
         self._first_lists: asyncio.Task[None] | None = None
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[Collection[str]], None]] = []
         self._health: HealthMonitor | None = None
+        self._metric_sender: MetricSender | None = None
         self._serves = False
 
     @classmethod
@@ -186,6 +190,8 @@ class Gateway:
             await gateway.refresh()
             if follow:
                 gateway._serves = True
+                if gateway._parts.sends_otlp("metrics"):
+                    stack.push_async_callback(_cancel, gateway._start_metrics())
                 stack.push_async_callback(_cancel, asyncio.create_task(gateway._watch_health()))
                 stack.push_async_callback(_cancel, asyncio.create_task(gateway._apply_retention()))
                 stack.push_async_callback(_cancel, asyncio.create_task(gateway._follow()))
@@ -198,7 +204,12 @@ class Gateway:
 
     async def search(self, query: str, limit: int = 10, part: Catalog | None = None) -> list[CatalogEntry]:
         """The tools of the catalog, or of a part of it, that fit a few words or a sentence, best first."""
-        return await self._parts.search.find(self.catalog, query, limit, part)
+        return [entry for _, entry in await self.searches.catalog.find(self.catalog, query, limit, part)]
+
+    @property
+    def searches(self) -> Searches:
+        """The searches over tools, which rank alike."""
+        return self._parts.searches
 
     @property
     def queued_calls(self) -> int:
@@ -229,8 +240,8 @@ class Gateway:
         """Return the prompts and resources of upstreams; None while there are no upstreams."""
         return None if self._parts.upstreams.peek() is None else self._parts.passthrough.get()
 
-    def watch_upstreams(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever upstreams may offer other prompts or resources."""
+    def watch_upstreams(self, listener: Callable[[Collection[str]], None]) -> None:
+        """Call `listener` with the lists, such as `prompts`, in which upstreams may offer something else."""
         self._listeners.append(listener)
 
     def first_lists(self) -> asyncio.Task[None] | None:
@@ -252,13 +263,16 @@ class Gateway:
     ) -> Outcome:
         """Call a tool by its name or id. With `confirmed` you agree to whatever it would ask first; else `approver` is
         asked, and may change the arguments."""
+        caller = caller or Caller()
+        if chat is None:
+            chat = self.chat or Principal(caller.principal, chats=self._parts.chat_names).default_chat
         call = Call(
             name=name,
             arguments=arguments or {},
-            chat=check_chat(chat) if chat is not None else self.chat or DEFAULT_CHAT,
+            chat=check_chat(chat),
             message=message,
             parent_message=parent_message,
-            caller=caller or Caller(),
+            caller=caller,
             confirmed=confirmed,
             progress=progress,
         )
@@ -292,6 +306,7 @@ class Gateway:
                 await self._add_tools(draft, source)
             unlisted = await self._find_unlisted_servers(draft.known, installed)
             draft.problems += check_tool_patterns(self.settings.approval, draft.known, unlisted)
+            draft.problems += self._find_overruled_categories()
             draft.problems += [toolset.problem for toolset in installed if toolset.problem is not None]
             if (registry := self._parts.upstreams.peek()) is not None:
                 draft.problems += [problem for each in registry.by_name.values() for problem in each.problems]
@@ -319,6 +334,23 @@ class Gateway:
             for _, tool in draft.offered.values()
         ]
         return self._parts.make_policy_executor(settings, Catalog(entries, draft.withheld), categories)
+
+    def _find_overruled_categories(self) -> list[GatewayError]:
+        """Return the categories that the settings or a flag turn on, and an earlier switch of a person keeps off."""
+        wanted, categories = self.settings.tools.enabled_categories, self._parts.categories
+        return [
+            Conflict(
+                f"category {name!r} stays off: it was turned off with `toolgate category disable`, which wins over "
+                f"settings and flags; turn it on with: toolgate category enable {name}",
+                code="CATEGORY_OFF",
+            )
+            for name in wanted
+            if name in categories and not categories[name].enabled
+        ]
+
+    async def record_call(self, call_id: str) -> None:
+        """Record a call that this process has just begun; otherwise only one that takes a moment is recorded early."""
+        await self._parts.audit.record_now(call_id)
 
     def cancel_call(self, call_id: str, by: str) -> bool:
         """Cancel a call that this process runs; False if it runs no such call."""
@@ -380,9 +412,17 @@ class Gateway:
                 await part.close()
 
     @property
-    def tracing_failure(self) -> str | None:
-        """The reason why spans are not sent; None while they are, or without traces."""
-        return self._parts.tracer.failure if self._parts.tracer is not None else None
+    def otlp_failures(self) -> dict[str, str]:
+        """The reasons why traces or metrics are not sent; empty while they are, or without a receiver."""
+        senders = {"traces": self._parts.tracer, "metrics": self._metric_sender}
+        return {signal: each.failure for signal, each in senders.items() if each is not None and each.failure}
+
+    def _start_metrics(self) -> asyncio.Task[None]:
+        # Imported only here: without an exporter nobody pays for it.
+        from gateway.admin.otlp_metrics import MetricSender
+
+        self._metric_sender = MetricSender(self, self._parts.otlp_endpoint, self._parts.instance)
+        return asyncio.create_task(self._metric_sender.run())
 
     async def _flush_traces(self) -> None:
         if self._parts.tracer is not None:
@@ -519,21 +559,21 @@ class Gateway:
             return True
         return any(toolset.allowed_servers for toolset in await self.installed_toolsets())
 
-    def _schedule_refresh(self) -> None:
-        """Refresh because an upstream lists something else; a change during a refresh causes another one."""
-        self._refresh_needed = True
+    def _schedule_refresh(self, lists: Collection[str]) -> None:
+        """Refresh because upstreams list something else; a change during a refresh causes another one."""
+        self._changed_lists.update(lists)
         if self._refresh_task is None or self._refresh_task.done():
             self._refresh_task = asyncio.create_task(self._refresh_until_current())
 
     async def _refresh_until_current(self) -> None:
-        while self._refresh_needed:
-            self._refresh_needed = False
+        while self._changed_lists:
+            lists, self._changed_lists = self._changed_lists, set()
             try:
                 await self.refresh()
             except GatewayError as error:
                 log.warning("the catalog could not be refreshed: %s", error)
             for listener in self._listeners:
-                listener()
+                listener(lists)
 
 
 async def _cancel(task: asyncio.Task[Any]) -> None:

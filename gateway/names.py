@@ -32,6 +32,7 @@ _SOUND = re.compile(
     r"|[A-Z]+ (?:SMALL |CAPITAL )?(?:LETTER|VOWEL SIGN) (?:SMALL )?([A-Z]{1,4})"
 )
 _PLAIN_CHAT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_CHAT_DIGEST = re.compile(r"x-[0-9a-f]{32}")
 CHAT_LIMIT = 200
 
 
@@ -93,20 +94,24 @@ def assign(wanted: Mapping[str, str], taken: Mapping[str, str]) -> dict[str, str
 def chat_directory(chat: str) -> str:
     """The folder name of a chat: the id itself when it is plain, else a digest of it.
 
-    Upper case counts as foreign: two chats must not meet on a file system that folds case.
+    Upper case counts as foreign: two chats must not meet on a file system that folds case. So does what looks like a
+    digest: a chat of that name would have the files of another.
     """
-    if _PLAIN_CHAT.fullmatch(chat):
+    if _PLAIN_CHAT.fullmatch(chat) and not _CHAT_DIGEST.fullmatch(chat):
         return chat
     return "x-" + hashlib.sha256(chat.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+# Characters of the end of an id that name it: random ones, while ids of one minute begin alike.
+SUFFIX_LENGTH = 8
 
 
 def new_id() -> str:
     """A UUIDv7: unique across processes, and sorting by it is sorting by time, to a quarter of a microsecond."""
     milliseconds, rest = divmod(time.time_ns(), 1_000_000)
-    stamp = (milliseconds & (1 << 48) - 1) << 80 | rest * 4096 // 1_000_000 << 64
     # An id is no secret. `random` is seeded anew in every process; a system call here would cost a thread switch.
-    digits = (stamp | 0x7 << 76 | 0x2 << 62 | random.getrandbits(62)).to_bytes(16, "big").hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    moment, chance = f"{milliseconds:012x}", f"{1 << 63 | random.getrandbits(62):x}"
+    return f"{moment[:8]}-{moment[8:12]}-7{rest * 4096 // 1_000_000:03x}-{chance[:4]}-{chance[4:]}"
 
 
 def first_id(seconds: float) -> str:
@@ -123,12 +128,20 @@ def derive_id(moment: str, text: str) -> str:
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The known word the caller most likely meant, if any is near."""
-    for match in difflib.get_close_matches(word, list(words), n=3, cutoff=0.6):
+    """The known word the caller most likely meant, if any is near, or the only one that begins with all of `word`."""
+    known = list(words)
+    parts = set(word.split("_"))
+
+    def rank(match: str) -> float:
+        # 'list_files' is rather meant to be 'find_files' than 'edit_file'.
+        return difflib.SequenceMatcher(None, match, word).ratio() + 0.1 * (not parts.isdisjoint(match.split("_")))
+
+    for match in sorted(difflib.get_close_matches(word, known, n=3, cutoff=0.6), key=rank, reverse=True):
         # Typing errors are rarely in the first letter: 'autor' is not meant to be 'category'.
         if match[:1].lower() == word[:1].lower() or difflib.SequenceMatcher(None, match, word).ratio() >= 0.7:
             return match
-    return None
+    longer = [each for each in known if each.startswith(f"{word}_")]
+    return longer[0] if word and len(longer) == 1 else None
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:

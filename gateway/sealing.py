@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -97,12 +97,16 @@ def import_cryptography(module: str) -> Any:
     return importlib.import_module(module)
 
 
-def load_key_file(path: Path) -> bytes:
-    """Return the key in a file of the data directory; the first process that needs it generates it."""
+def load_key_file(path: Path, prepare: Callable[[bytes], None] | None = None, mode: int = 0o600) -> bytes:
+    """Return the key in a file of the data directory; the first process that needs it generates it, and gives it to
+    `prepare` before it is stored with that mode."""
     with suppress(FileNotFoundError):
         return _read_key(path)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = create_file(path.with_name(f"{path.name}.{secrets.token_hex(8)}"), secrets.token_bytes(KEY_BYTES))
+    key = secrets.token_bytes(KEY_BYTES)
+    if prepare is not None:
+        prepare(key)
+    temporary = create_file(path.with_name(f"{path.name}.{secrets.token_hex(8)}"), key, mode)
     try:
         with suppress(FileExistsError):  # another process was first; its key counts
             os.link(temporary, path)

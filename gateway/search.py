@@ -1,8 +1,9 @@
-"""The index over the tools of a catalog: which tools fit a few words or a sentence, best first.
+"""The index over tools: which of them fit a few words or a sentence, best first.
 
-The order of the answers: tools whose name starts with what was typed, then tools that have its words, then tools with
-words near to them. Tools with the words are ranked by BM25 over name, title, server, description and arguments.
-What is equal otherwise is ordered by last use.
+The order of the answers, on every surface: tools whose name starts with what was typed, then tools that have its words,
+then tools with words near to them. Within each of these the most relevant come first, by BM25 over name, title, server,
+description and arguments; what is equal otherwise is ordered by its last change, then by its last use. A synonym counts
+as the word, but for a single word: tools that have just this one come before those that have a synonym.
 """
 
 from __future__ import annotations
@@ -11,47 +12,77 @@ import asyncio
 import difflib
 import heapq
 import math
-import re
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gateway.catalog import Catalog, CatalogEntry
+from gateway.semantic import SemanticRanker, describe_meaning
+from gateway.tools import Tool
+from gateway.vocabulary import (
+    find_root,
+    is_plural,
+    read_thesaurus,
+    resolve_phrases,
+    split_words,
+    stem,
+    stem_request,
+    stem_text,
+)
 
-# How much a word counts by where it stands. Of a long description the beginning says what the tool is for.
-_NAME, _TITLE, _SERVER, _DESCRIPTION, _REST, _ARGUMENTS = 3.0, 2.0, 1.5, 1.0, 0.3, 0.5
-_BEGINNING = 120
-_DESCRIPTION_LIMIT = 2000
+# Field weights. Of a long description, the beginning says what the tool is for.
+_NAME, _TITLE, _SERVER, _DESCRIPTION, _REST, _ARGUMENTS = 4.0, 2.0, 1.5, 1.0, 0.2, 0.5
+_BEGINNING = 90
+_DESCRIPTION_LIMIT = 700
 
-# The constants of BM25: how soon a repeated word counts no more, and how much long texts are discounted.
-_SATURATION, _LENGTH = 3.0, 0.55
+# BM25 parameters; the length of a tool is the sum of its field weights.
+_K1, _B, _AVERAGE_LENGTH = 3.0, 0.55, 45.0
 
-# What a synonym or a near word counts, against the word itself.
-_SYNONYM, _NEAR = 0.7, 0.4
-# How much of the query a synonym covers, and how much more a tool counts that the query names in full.
-_PARTIAL, _NAMED = 0.85, 0.5
-# A synonym that more tools have says too little for its cost.
-_COMMON = 450
+# Weights of a match by synonym, prefix or edit distance; an exact match is 1.
+_SYNONYM, _PREFIX, _FUZZY = 0.75, 0.6, 0.2
+# Share of a query word that a synonym covers.
+_COVERED = 0.9
+# Bonus of a tool whose whole name is in the query, and the share of it for a synonym.
+_NAMED, _NAMED_BY_SYNONYM = 0.5, 0.65
+# Bonus of a tool whose server is named.
+_SERVED = 0.5
+# Penalties: the verb of the tool contradicts the query's; it writes, and the query names no action.
+_OTHER_ACTION, _NO_ACTION = 0.3, 0.1
+# Penalty: the name has the words of the query in the other number, `get_card` for "cards".
+_OTHER_NUMBER = 0.15
+# Bounds of the product of these factors.
+_LEAST_FACTOR = (1 - max(_OTHER_ACTION, _NO_ACTION)) * (1 - _OTHER_NUMBER)
+_MOST_FACTOR = (1 + _NAMED) * (1 + _SERVED)
+# A tool with such a verb in its name answers with several, whatever the number of its nouns.
+_COLLECTIVE = frozenset(("list", "search", "find", "query"))
+# Leading words of a query in which its verb is looked for.
+_VERB_WITHIN = 3
+# A word before one of these is a verb. What an unknown one asks for may well change something.
+_DETERMINERS = frozenset(
+    ("a", "all", "an", "it", "my", "our", "some", "someone", "that", "the", "these", "this", "your")
+)
+_UNKNOWN = "unknown"
+# Synonyms in more tools than this are skipped: their IDF is too low.
+_COMMON = 700
 
 _QUERY_WORDS = 24
 _QUERY_LENGTH = 500
-# For a word that no tool has: the words with which it is compared letter by letter, and how many it may mean.
-_COMPARED, _NEAR_WORDS = 50, 4
+# A query of so few words also finds tools with words near to them if others have the words themselves.
+_SHORT = 2
+# For such a word: the words with which it is compared letter by letter, how many it may mean, and how many
+# words that begin with it.
+_COMPARED, _FUZZY_WORDS, _PREFIX_WORDS = 50, 4, 20
 _LEAST_LIKENESS = 0.7
 # Values of an argument that are indexed.
 _VALUES = 20
 
-# Seconds for which the last use of tools is remembered.
-_USAGE_SECONDS = 10.0
-
-_WORD = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+(?:[0-9]+[a-z]*)?|[0-9]+|[^\W0-9A-Za-z_]+")
-# A word of a script that does not separate words is indexed by pairs of characters.
-_UNSEPARATED = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+# Tools that are ordered by meaning.
+_REORDERED = 50
+# Seconds for which the last change and use of tools are remembered.
+_RECENCY_SECONDS = 10.0
 
 
 class SearchableTool(NamedTuple):
@@ -64,61 +95,113 @@ class SearchableTool(NamedTuple):
     arguments: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    tool: SearchableTool
-    # The stems of the name.
-    name: frozenset[str]
+class ToolMatch(NamedTuple):
+    """A found tool. `tier` is 0 where its name starts with what was typed, 1 where it has the only word, 2 where it has
+    words or synonyms, 3 where it has near words. Each tool of a tier comes before all of the next."""
+
+    key: str
+    tier: int
+    score: float
 
 
-# Returns how often each tool was called, by its id, and when the last call began.
-LoadUsage = Callable[[], Awaitable[Mapping[str, tuple[int, str]]]]
+# When a tool was changed and when it was used last, as texts that sort by time.
+Recency = tuple[str, str]
+_NEVER: Recency = ("", "")
 
 
-class CatalogSearch:
-    """Searches the catalog. The index is built at the first search, outside the event loop, and follows changes. The
-    last use of tools is read at most every few seconds."""
+class ToolSearch:
+    """Searches a set of tools. The index is built at the first search, outside the event loop, and follows changes.
+    `meaning` reorders what is found."""
 
-    def __init__(self, load_usage: LoadUsage | None = None) -> None:
-        self._load_usage = load_usage
-        self._last_used: Mapping[str, float] = {}
-        self._usage_read = -math.inf
+    def __init__(self, meaning: SemanticRanker | None = None) -> None:
+        self._meaning = meaning
         self._index = ToolIndex()
-        self._catalog = Catalog()
+        self._tools: Mapping[str, Tool] = {}
         self._lock = asyncio.Lock()
 
     async def find(
-        self, catalog: Catalog, query: str, limit: int = 10, part: Catalog | None = None
-    ) -> list[CatalogEntry]:
-        """The tools of a catalog, or of a part of it, that fit best, best first."""
+        self,
+        tools: Mapping[str, Tool],
+        query: str,
+        limit: int,
+        *,
+        among: Collection[str] | None = None,
+        recency: Mapping[str, Recency] | None = None,
+    ) -> list[ToolMatch]:
+        """The tools that fit best, by their keys, best first, of those `among` which to look."""
+        wanted = limit if self._meaning is None else max(limit, _REORDERED)
         async with self._lock:
-            if catalog is not self._catalog:
-                await asyncio.to_thread(self._follow, catalog)
-                self._catalog = catalog
-            if self._load_usage is not None and time.monotonic() - self._usage_read > _USAGE_SECONDS:
-                self._usage_read = time.monotonic()
-                usage = await self._load_usage()
-                moments = {entry.name: usage[entry.tool.id][1] for entry in catalog if entry.tool.id in usage}
-                self._last_used = {name: datetime.fromisoformat(at).timestamp() for name, at in moments.items()}
-        among = None if part is None or part is catalog else part.names
-        found = self._index.search(query, limit, among=among, last_used=self._last_used)
-        return [entry for name in found if (entry := catalog.get(name)) is not None]
+            if tools is not self._tools:
+                await asyncio.to_thread(self._follow, tools)
+                self._tools = tools
+            found = self._index.rank(query, wanted, among=among, recency=recency)
+        return found if self._meaning is None else (await self._reorder(self._meaning, query, found))[:limit]
 
-    def _follow(self, catalog: Catalog) -> None:
-        known = {entry.name: entry.tool for entry in self._catalog.for_models}
-        offered = {entry.name: entry for entry in catalog.for_models}
-        for name in known.keys() - offered.keys():
-            self._index.remove(name)
-        for name, entry in offered.items():
-            if known.get(name) != entry.tool:
-                self._index.put(name, _searchable(entry))
+    async def _reorder(self, meaning: SemanticRanker, query: str, found: Sequence[ToolMatch]) -> list[ToolMatch]:
+        """Order each tier but the first by meaning, too."""
+        tools, kept = self._tools, [match for match in found if match.tier == 0]
+        best, rest = found[len(kept) : _REORDERED], found[max(len(kept), _REORDERED) :]
+        described = [_searchable(tools[match.key]) for match in best if match.key in tools]
+        if len(described) < len(best) or not best:  # the tools have just changed
+            return list(found)
+        texts = [describe_meaning(tool.name, tool.server, tool.description) for tool in described]
+        matches = {match.key: match for match in best}
+        order = await meaning.reorder(query[:_QUERY_LENGTH], [*matches], texts, [match.score for match in best])
+        return [*kept, *sorted(map(matches.__getitem__, order), key=lambda match: match.tier), *rest]
+
+    def _follow(self, tools: Mapping[str, Tool]) -> None:
+        known = self._tools
+        for key in known.keys() - tools.keys():
+            self._index.remove(key)
+        for key, tool in tools.items():
+            if known.get(key) != tool:
+                self._index.put(key, _searchable(tool))
         self._index.prepare()
 
 
-def _searchable(entry: CatalogEntry) -> SearchableTool:
-    tool = entry.tool
+class CatalogSearch:
+    """Searches the catalog. When tools were changed and used, by their id, is read at most every few seconds."""
+
+    def __init__(
+        self,
+        load_recency: Callable[[], Awaitable[Mapping[str, Recency]]] | None = None,
+        meaning: SemanticRanker | None = None,
+    ) -> None:
+        self._load_recency = load_recency
+        self._recency: Mapping[str, Recency] = {}
+        self._recency_read = -math.inf
+        self._search = ToolSearch(meaning)
+        self._catalog = Catalog()
+        self._tools: Mapping[str, Tool] = {}
+
+    async def find(
+        self, catalog: Catalog, query: str, limit: int = 10, part: Catalog | None = None
+    ) -> list[tuple[int, CatalogEntry]]:
+        """The tools of a catalog, or of a part of it, that fit best, best first, each with its tier."""
+        if catalog is not self._catalog:
+            self._catalog, self._tools = catalog, {entry.name: entry.tool for entry in catalog.for_models}
+        tools = self._tools
+        if self._load_recency is not None and time.monotonic() - self._recency_read > _RECENCY_SECONDS:
+            self._recency_read = time.monotonic()
+            by_id = await self._load_recency()
+            self._recency = {name: by_id[tool.id] for name, tool in tools.items() if tool.id in by_id}
+        among = None if part is None or part is catalog else part.names
+        found = await self._search.find(tools, query, limit, among=among, recency=self._recency)
+        return [(match.tier, entry) for match in found if (entry := catalog.get(match.key)) is not None]
+
+
+@dataclass(frozen=True)
+class Searches:
+    """The searches of a gateway: the catalog, also with the tools that are off, and the tools of bundles."""
+
+    catalog: CatalogSearch
+    everything: ToolSearch
+    bundles: ToolSearch
+
+
+def _searchable(tool: Tool) -> SearchableTool:
     own_name = tool.id.partition(":")[2] or tool.id
-    words = argument_words(tool.input_schema)
+    words = [*argument_words(tool.input_schema), *tool.tags]
     return SearchableTool(own_name, tool.title or "", tool.owner or "", tool.description, words)
 
 
@@ -132,6 +215,23 @@ def argument_words(schema: Mapping[str, Any]) -> list[str]:
     return words
 
 
+@dataclass(slots=True)
+class _Entry:
+    tool: SearchableTool
+    # Term frequencies by stem, weighted by field, before IDF.
+    weights: dict[str, float]
+    # The stems of the name, without those of the server if others are left, and those of the server.
+    name: frozenset[str]
+    server: frozenset[str]
+    # The action of its verb; None without one.
+    action: str | None
+    # The stems of the name that do not fit several, and those that do not fit one.
+    singular: frozenset[str]
+    plural: frozenset[str]
+    # Summed IDF of the stems of the name.
+    idf: float = 0.0
+
+
 class ToolIndex:
     """An index over tools, each under its key. Tools can be put in and taken out."""
 
@@ -139,10 +239,14 @@ class ToolIndex:
         self._entries: dict[str, _Entry] = {}
         # For each stem: the keys of the tools with it, and how much it counts there.
         self._postings: dict[str, dict[str, float]] = defaultdict(dict)
-        # What follows from the rest, made when it is needed: for each pair of letters the stems with it, and
-        # the names in order, each with its key.
+        # Derived, built by prepare(): IDF by stem, sorted stems, stems by pair of letters, sorted names with their
+        # keys, stems of servers, and stems by root.
+        self._idf: dict[str, float] = {}
+        self._stems: list[str] = []
         self._pairs: dict[str, list[str]] = {}
         self._names: list[tuple[str, str]] = []
+        self._servers: set[str] = set()
+        self._families: dict[str, list[str]] = {}
         self._prepared = False
         for key, tool in (tools or {}).items():
             self.put(key, tool)
@@ -153,46 +257,125 @@ class ToolIndex:
     def put(self, key: str, tool: SearchableTool) -> None:
         """Add a tool, or replace the one with this key."""
         self.remove(key)
-        stems = frozenset(map(_stem, split_words(tool.name)))
-        self._entries[key] = _Entry(tool, stems)
-        for stem, weight in _weigh(tool).items():
-            self._postings[stem][key] = weight
+        entry = self._entries[key] = _read_tool(tool)
+        for each, weight in entry.weights.items():
+            self._postings[each][key] = weight
         self._prepared = False
 
     def remove(self, key: str) -> None:
         entry = self._entries.pop(key, None)
         if entry is None:
             return
-        for stem in _weigh(entry.tool):
-            found = self._postings[stem]
+        for each in entry.weights:
+            found = self._postings[each]
             del found[key]
             if not found:
-                del self._postings[stem]
+                del self._postings[each]
         self._prepared = False
 
-    def search(
+    def prepare(self) -> None:
+        """Build the derived tables, so that the next search need not."""
+        if self._prepared:
+            return
+        count = len(self._entries)
+        self._idf = {
+            each: math.log(1 + (count - len(found) + 0.5) / (len(found) + 0.5))
+            for each, found in self._postings.items()
+        }
+        for entry in self._entries.values():
+            entry.idf = sum(map(self._idf.__getitem__, entry.name))
+        self._servers = {each for entry in self._entries.values() for each in entry.server}
+        self._names = sorted(
+            (spelling, key) for key, entry in self._entries.items() for spelling in _spellings(entry.tool)
+        )
+        self._stems, self._pairs = sorted(self._postings), defaultdict(list)
+        for each in self._stems:
+            for pair in _pairs(each):
+                self._pairs[pair].append(each)
+        families: dict[str, list[str]] = defaultdict(list)
+        for each in self._stems:
+            families[find_root(each)].append(each)
+        self._families = {root: words for root, words in families.items() if len(words) > 1}
+        self._prepared = True
+
+    def search(self, query: str, limit: int = 10, *, among: Collection[str] | None = None) -> list[str]:
+        """The keys of the tools that fit best, best first."""
+        return [match.key for match in self.rank(query, limit, among=among)]
+
+    def rank(
         self,
         query: str,
-        limit: int = 10,
+        limit: int,
         *,
         among: Collection[str] | None = None,
-        last_used: Mapping[str, float] | None = None,
-    ) -> list[str]:
-        """The keys of the tools that fit best, best first, of those `among` which to look. `last_used` has the times
-        of the tools that were used."""
-        words = split_words(query[:_QUERY_LENGTH])[:_QUERY_WORDS]
+        recency: Mapping[str, Recency] | None = None,
+    ) -> list[ToolMatch]:
+        """The tools that fit best, best first, of those `among` which to look."""
+        query = query[:_QUERY_LENGTH]
+        words = split_words(query)[:_QUERY_WORDS]
         if not words:
             return []
         self.prepare()
-        scores, near = self._score(words)
-        tiers = [{key: scores.get(key, 0.0) for key in self._starting_with(" ".join(words))}, scores, near]
-        found: dict[str, None] = {}
-        for tier in tiers:
+        found: dict[str, ToolMatch] = {}
+        for number, tier in enumerate(self._tiers(query, words, limit, among)):
             left = {key: score for key, score in tier.items() if key not in found and (among is None or key in among)}
-            found |= dict.fromkeys(_best(left, limit - len(found), last_used or {}))
-            if len(found) == limit:
+            best = _best(left, limit - len(found), recency or {})
+            found |= {key: ToolMatch(key, number, left[key]) for key in best}
+            if len(found) >= limit:
                 break
-        return list(found)
+        return [*found.values()]
+
+    def _tiers(
+        self, query: str, words: Sequence[str], limit: int, among: Collection[str] | None
+    ) -> Iterator[Mapping[str, float]]:
+        """Groups of tools with their scores: each of a group comes before all of the next."""
+        actions = read_thesaurus().actions
+        written = self._join_servers(resolve_phrases(query))
+        stems = stem_request(written, self._count_tools)[:_QUERY_WORDS]
+        first = [word.lower() for word in written[:_VERB_WITHIN]]
+        action = next((actions[verb] for verb in map(stem, first) if verb in actions), None)
+        nouns = [word for run in written for word in split_words(run) if stem(word) not in actions]
+        plural = {stem(word) for word in nouns if is_plural(word)}
+        if action is None and not _DETERMINERS.isdisjoint(first[1:2]):
+            action = _UNKNOWN
+        elif action is None and plural and actions.keys().isdisjoint(stems):
+            action = "read"  # "cards on my board"
+        scores = self._score(stems)
+        unknown = [each for each in stems if not self._meanings(each)]
+        near = self._score_near(unknown)
+        for key in near.keys() & scores.keys():
+            scores[key] += near[key]
+        if among is not None:
+            scores = {key: score for key, score in scores.items() if key in among}
+        starting = self._starting_with(" ".join(words))
+        if len(stems) > 1 and len(scores) > limit:  # only those that can be among the best
+            least = heapq.nlargest(limit, scores.values())[-1] * _LEAST_FACTOR / _MOST_FACTOR
+            scores = {key: score for key, score in scores.items() if score >= least or key in starting}
+        self._weigh_entries(scores, stems, action, plural)
+        yield {key: scores.get(key, 0.0) for key in starting}
+        exact = self._postings.get(stems[0], ()) if len(stems) == 1 else ()
+        yield {key: scores[key] for key in exact if key in scores}
+        yield scores
+        yield near if unknown or len(stems) > _SHORT else self._score_near(stems)
+
+    def _join_servers(self, words: Sequence[str]) -> list[str]:
+        """Join two words that are the name of a server, `digital ocean`."""
+        joined: list[str] = []
+        for word in words:
+            pair = [stem(each.lower()) for each in (*joined[-1:], word)]
+            if len(pair) > 1 and self._servers.isdisjoint(pair) and stem((joined[-1] + word).lower()) in self._servers:
+                joined[-1] += word
+            else:
+                joined.append(word)
+        return joined
+
+    def _score_near(self, stems: Sequence[str]) -> dict[str, float]:
+        """The scores of tools that have words near to these."""
+        near: dict[str, float] = {}
+        for each in stems:
+            for other, factor in self._near_words(each):
+                self._collect(near, other, factor)
+        return near
 
     def _starting_with(self, prefix: str) -> set[str]:
         """The keys of tools whose name, with or without the server, or title starts so."""
@@ -200,89 +383,90 @@ class ToolIndex:
         end = bisect_left(self._names, (prefix + "\U0010ffff",))
         return {key for _, key in self._names[start:end]}
 
-    def _score(self, words: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
-        """The scores of tools that have words of the query, and of those that have only words near to one."""
-        asked = [word for word in words if word not in _FILLERS] or words
-        stems = dict.fromkeys(map(_stem, asked))
-        totals: dict[str, float] = defaultdict(float)
+    def _score(self, stems: Sequence[str]) -> dict[str, float]:
+        """The scores of tools that have words of the query or synonyms of them, by these words alone."""
+        scores: dict[str, float] = defaultdict(float)
         covered: dict[str, float] = defaultdict(float)
-        near: dict[str, float] = {}
         whole = 0.0
-        for stem in stems:
-            meanings = [stem, *_SYNONYMS.get(stem, ())]
-            counts = [(each, len(self._postings[each])) for each in meanings if each in self._postings]
-            if not counts:
-                for other in self._near_words(stem):
-                    self._collect(near, other, _NEAR)
+        for each in stems:
+            meanings = self._meanings(each)
+            if not meanings:
                 continue
             best: dict[str, float] = {}
-            for each, count in counts:
-                if each == stem or count <= _COMMON:
-                    self._collect(best, each, 1.0 if each == stem else _SYNONYM)
-            rarity = _rarity(len(self._entries), max(count for _, count in counts))
-            whole += rarity
-            exact = self._postings.get(stem, ())
+            for one in meanings:
+                if one == each or len(self._postings[one]) <= _COMMON:
+                    self._collect(best, one, 1.0 if one == each else _SYNONYM)
+            idf = min(map(self._idf.__getitem__, meanings))
+            whole += idf
+            exact, partly = self._postings.get(each, ()), idf * _COVERED
             for key, score in best.items():
-                totals[key] += score
-                covered[key] += rarity if key in exact else rarity * _PARTIAL
-        named = stems.keys()
-        for key, score in totals.items():
-            entry = self._entries[key]
-            if entry.name & named:
-                score *= 1 + _NAMED * len(entry.name & named) / len(entry.name)
-            totals[key] = score * (covered[key] / whole) + near.pop(key, 0.0)
-        return totals, near
+                scores[key] += score
+                covered[key] += idf if key in exact else partly
+        return {key: score * covered[key] / whole for key, score in scores.items()}
 
-    def _collect(self, best: dict[str, float], stem: str, factor: float) -> None:
+    def _count_tools(self, word: str) -> int:
+        return len(self._postings.get(word, ()))
+
+    def _meanings(self, word: str) -> list[str]:
+        """The stem and its synonyms, as far as tools have them."""
+        meanings = (word, *self._families.get(find_root(word), ()), *read_thesaurus().synonyms.get(word, ()))
+        return [each for each in dict.fromkeys(meanings) if each in self._postings]
+
+    def _weigh_entries(
+        self, scores: dict[str, float], stems: Sequence[str], action: str | None, plural: Collection[str]
+    ) -> None:
+        """Change scores by how well each tool as a whole fits: its name, its number, its verb and its server."""
+        meanings = {each: self._meanings(each) for each in stems}
+        meant = {one: _NAMED_BY_SYNONYM for each in stems for one in meanings[each]} | dict.fromkeys(stems, 1.0)
+        nouns = [each for each in stems if each not in read_thesaurus().actions]
+        several = {one: each in plural for each in nouns for one in meanings[each]}
+        several |= {each: each in plural for each in nouns}
+        servers = self._servers.intersection(stems)
+        for key, score in scores.items():
+            entry = self._entries[key]
+            known = {each: meant[each] * self._idf[each] for each in entry.name if each in meant}
+            if known:
+                score *= 1 + _NAMED * sum(known.values()) / entry.idf
+                counted = [each for each in known if each in several]
+                other = [each for each in counted if each in (entry.singular if several[each] else entry.plural)]
+                if other:
+                    score *= 1 - _OTHER_NUMBER * sum([known[each] for each in other]) / sum(
+                        [known[each] for each in counted]
+                    )
+            if action is None:
+                if entry.action is not None and entry.action != "read":
+                    score *= 1 - _NO_ACTION
+            elif action != _UNKNOWN and entry.action is not None and entry.action != action:
+                score *= 1 - _OTHER_ACTION
+            scores[key] = score if entry.server.isdisjoint(servers) else score * (1 + _SERVED)
+
+    def _collect(self, best: dict[str, float], each: str, factor: float) -> None:
         """Add what a stem counts, where it counts more than what was found before."""
-        found = self._postings[stem]
-        factor *= _rarity(len(self._entries), len(found))
-        for key, weight in found.items():
+        factor *= self._idf[each]
+        for key, weight in self._postings[each].items():
             score = weight * factor
             if score > best.get(key, 0.0):
                 best[key] = score
 
-    def prepare(self) -> None:
-        """Make what the next search would have to make first."""
-        if self._prepared:
-            return
-        named = ((spelling, key) for key, entry in self._entries.items() for spelling in _spellings(entry.tool))
-        self._names = sorted(named)
-        self._pairs = defaultdict(list)
-        for stem in self._postings:
-            for pair in _pairs(stem):
-                self._pairs[pair].append(stem)
-        self._prepared = True
-
-    def _near_words(self, word: str) -> list[str]:
-        """The words of the index that look most like one that it does not have."""
+    def _near_words(self, word: str) -> list[tuple[str, float]]:
+        """The words of the index that begin with one that it does not have, or look most like it."""
+        at = bisect_left(self._stems, word)
+        begun = [each for each in self._stems[at : at + _PREFIX_WORDS] if len(word) > 1 and each.startswith(word)]
         wanted = _pairs(word)
-        shared = Counter(stem for pair in wanted for stem in self._pairs.get(pair, ()))
-        likeness = {stem: 2 * count / (len(wanted) + len(stem) + 1) for stem, count in shared.items()}
-        nearest = heapq.nlargest(_COMPARED, likeness, key=lambda stem: (likeness[stem], stem))
-        return difflib.get_close_matches(word, nearest, _NEAR_WORDS, _LEAST_LIKENESS)
+        shared = Counter(each for pair in wanted for each in self._pairs.get(pair, ()))
+        likeness = {each: 2 * count / (len(wanted) + len(each) + 1) for each, count in shared.items()}
+        nearest = heapq.nlargest(_COMPARED, likeness, key=lambda each: (likeness[each], each))
+        like = difflib.get_close_matches(word, nearest, _FUZZY_WORDS, _LEAST_LIKENESS)
+        return [*((each, _PREFIX) for each in begun), *((each, _FUZZY) for each in like if each not in begun)]
 
 
-def split_words(text: str) -> list[str]:
-    """The words of a text or of a name in any style, in lower case."""
-    if text.isascii():
-        return [word.lower() for word in _WORD.findall(text)]
-    words: list[str] = []
-    for word in _WORD.findall(text):
-        lower = word.lower()
-        if _UNSEPARATED.match(lower):
-            words += [lower[at : at + 2] for at in range(max(1, len(lower) - 1))]
-        else:
-            words.append(lower)
-    return words
-
-
-def _best(scores: Mapping[str, float], limit: int, last_used: Mapping[str, float]) -> list[str]:
-    """The keys with the highest scores; of equal ones those used last."""
+def _best(scores: Mapping[str, float], limit: int, recency: Mapping[str, Recency]) -> list[str]:
+    """The keys with the highest scores; of equal ones those changed, then those used last."""
     if len(scores) > limit:
         least = heapq.nlargest(limit, scores.values())[-1]
         scores = {key: score for key, score in scores.items() if score >= least}
-    return sorted(scores, key=lambda key: (-scores[key], -last_used.get(key, 0.0), key))[:limit]
+    keys = sorted(sorted(scores), key=lambda key: recency.get(key, _NEVER), reverse=True)
+    return sorted(keys, key=scores.__getitem__, reverse=True)[:limit]
 
 
 def _spellings(tool: SearchableTool) -> set[str]:
@@ -292,231 +476,35 @@ def _spellings(tool: SearchableTool) -> set[str]:
     return {" ".join(name), " ".join((*server, *name)), " ".join(split_words(tool.title))} - {""}
 
 
-def _rarity(tools: int, with_it: int) -> float:
-    """Return how much it says that a tool has a word, if so many of the tools have it."""
-    return math.log(1 + (tools - with_it + 0.5) / (with_it + 0.5))
-
-
-def _weigh(tool: SearchableTool) -> dict[str, float]:
-    """Return what each stem of a tool counts, without how rare it is among all tools."""
-    weights: dict[str, float] = defaultdict(float)
+def _read_tool(tool: SearchableTool) -> _Entry:
     description = tool.description[:_DESCRIPTION_LIMIT]
+    name, server = stem_text(tool.name), stem_text(tool.server)
+    beginning = stem_text(description[:_BEGINNING])
     parts = (
-        (_NAME, tool.name),
-        (_TITLE, tool.title),
-        (_SERVER, tool.server),
-        (_DESCRIPTION, description[:_BEGINNING]),
-        (_REST, description[_BEGINNING:]),
-        (_ARGUMENTS, " ".join(tool.arguments)),
+        (_NAME, name),
+        (_TITLE, stem_text(tool.title)),
+        (_SERVER, server),
+        (_DESCRIPTION, beginning),
+        (_REST, stem_text(description[_BEGINNING:])),
+        (_ARGUMENTS, stem_text(" ".join(tool.arguments))),
     )
+    weights: dict[str, float] = defaultdict(float)
     length = 0.0
-    for weight, text in parts:
-        for word in split_words(text):
-            if word not in _FILLERS:
-                weights[_stem(word)] += weight
-                length += weight
-    discount = _SATURATION * (1 - _LENGTH + _LENGTH * length / _USUAL)
-    return {stem: weight * (_SATURATION + 1) / (weight + discount) for stem, weight in weights.items()}
+    for weight, words in parts:
+        length += weight * len(words)
+        for each in words:
+            weights[each] += weight
+    discount = _K1 * (1 - _B + _B * length / _AVERAGE_LENGTH)
+    weights = {each: weight * (_K1 + 1) / (weight + discount) for each, weight in weights.items()}
+    own = [each for each in name if each not in server] or name
+    actions = read_thesaurus().actions
+    action = next((actions[each] for each in (*own, *beginning[:1]) if each in actions), None)
+    in_name = split_words(tool.name)
+    plural = frozenset(stem(word) for word in in_name if is_plural(word))
+    singular = frozenset(own) - plural if _COLLECTIVE.isdisjoint(in_name) else frozenset()
+    return _Entry(tool, weights, frozenset(own), frozenset(server), action, singular, plural)
 
 
 def _pairs(word: str) -> set[str]:
     padded = f" {word} "
     return {padded[at : at + 2] for at in range(len(padded) - 1)}
-
-
-@lru_cache(20_000)
-def _stem(word: str) -> str:
-    """The word without the endings of English: `files` and `file` are one word."""
-    if len(word) > 4 and word.endswith("ies"):
-        word = word[:-3] + "y"
-    elif len(word) > 4 and word.endswith(("sses", "xes", "ches", "shes")):
-        word = word[:-2]
-    elif len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
-        word = word[:-1]
-    for ending in ("ing", "ed"):
-        if len(word) > len(ending) + 3 and word.endswith(ending):
-            word = word[: -len(ending)]
-            if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "lsz":
-                word = word[:-1]
-            break
-    return word[:-1] if len(word) > 4 and word.endswith("e") else word
-
-
-# The weighted length of a usual tool, to which others are compared.
-_USUAL = 45.0
-
-# Words that say nothing about what a tool does.
-_FILLERS = frozenset(
-    [
-        "a",
-        "about",
-        "across",
-        "all",
-        "am",
-        "an",
-        "and",
-        "any",
-        "are",
-        "as",
-        "at",
-        "be",
-        "been",
-        "but",
-        "by",
-        "can",
-        "could",
-        "did",
-        "do",
-        "does",
-        "for",
-        "from",
-        "had",
-        "has",
-        "have",
-        "he",
-        "her",
-        "his",
-        "how",
-        "i",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "just",
-        "like",
-        "me",
-        "mine",
-        "my",
-        "need",
-        "of",
-        "on",
-        "or",
-        "our",
-        "out",
-        "please",
-        "s",
-        "she",
-        "should",
-        "so",
-        "some",
-        "someone",
-        "something",
-        "t",
-        "than",
-        "that",
-        "the",
-        "their",
-        "them",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "those",
-        "to",
-        "too",
-        "us",
-        "want",
-        "was",
-        "we",
-        "were",
-        "what",
-        "when",
-        "where",
-        "which",
-        "while",
-        "who",
-        "whose",
-        "why",
-        "will",
-        "with",
-        "would",
-        "you",
-        "your",
-    ]
-)
-
-# Words that people use for each other in requests to tools, one group a line.
-_THESAURUS = """
-create add make new insert generate
-delete remove drop erase destroy clear
-list show get view see read retrieve display fetch
-find search look lookup query
-update edit modify change set alter patch
-send post
-run execute start trigger launch invoke
-stop cancel end abort halt kill terminate
-copy duplicate clone
-upload put push store save
-download export save
-open navigate visit browse
-email mail
-message chat
-folder directory dir
-document doc file
-image picture photo
-repository repo
-issue ticket bug
-meeting event appointment booking schedule calendar
-invoice bill
-customer client contact
-price quote cost
-error failure exception fail
-log history
-page website site web
-user person member people employee
-group team
-secret key token password credential
-server machine vm instance
-database db
-kubernetes k8s kubectl
-javascript js script
-pull pr
-merge mr
-speech voice audio aloud
-snapshot backup
-restart reboot
-weather rain temperature
-forecast tomorrow
-alert warning alarm
-comment note
-task card todo
-reply answer respond
-approve accept
-location address place coordinate
-distance far
-route direction
-spreadsheet sheet workbook gsheet
-row line record
-chart graph plot diagram
-article paper publication
-stock share equity
-order purchase buy
-screencast record film video
-click press tap
-environment env
-variable var
-nearby near around local
-permission right access
-mailbox inbox
-job build pipeline
-deploy release publish
-convert transform turn
-translate translation
-assign give
-manager boss supervisor
-"""
-
-
-def _read_thesaurus(text: str) -> dict[str, tuple[str, ...]]:
-    found: dict[str, dict[str, None]] = defaultdict(dict)
-    for line in text.strip().splitlines():
-        stems = [_stem(word) for word in line.split()]
-        for stem in stems:
-            found[stem] |= dict.fromkeys(other for other in stems if other != stem)
-    return {stem: tuple(others) for stem, others in found.items()}
-
-
-_SYNONYMS = _read_thesaurus(_THESAURUS)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import anyio.to_thread
 
+from gateway.admin import toolsets
 from gateway.approval.question import Approver
 from gateway.bundles.tools_file import (
     ToolDefinition,
@@ -36,6 +37,7 @@ from gateway.names import did_you_mean
 from gateway.net.client import GuardedClient
 from gateway.net.policy import NetworkPolicy, RequestLimits
 from gateway.tools import Tool
+from gateway.value import Value
 from gateway.yamldoc import BYTES_LIMIT
 
 __all__ = [
@@ -69,8 +71,7 @@ class SpecLoader(Protocol):
     async def load(self) -> Sequence[ToolSpec]: ...
 
 
-@dataclass(frozen=True)
-class FileLoader:
+class FileLoader(Value):
     """A `tools.yaml` on disk. The code of its Python tools stands beside it."""
 
     path: Path | str = DEFAULT_FILE
@@ -96,28 +97,28 @@ class HttpLoader:
     pin: str | None = None
     pending: tuple[ToolSpec, ...] | None = None
     _etag: str | None = None
-    _specs: tuple[ToolSpec, ...] = ()
+    _specs: tuple[ToolSpec, ...] | None = None
     _pending_pin: str | None = None
 
     async def load(self) -> Sequence[ToolSpec]:
-        if self._etag is None and not self._specs:
-            content = await self._fetch() or b""
-            digest = hashlib.sha256(content).hexdigest()
+        if self._specs is None:
+            content, etag = await self._fetch()
+            digest = hashlib.sha256(content or b"").hexdigest()
             if self.pin not in (None, digest):
                 raise Conflict(
                     f"{self.url} has changed since it was accepted; review it, then accept its digest {digest}"
                 )
-            self.pin, self._specs = digest, read_tools_file(content, self.url).tools
+            self.pin, self._specs, self._etag = digest, read_tools_file(content or b"", self.url).tools, etag
         return self._specs
 
     async def refresh(self) -> bool:
         """Ask whether the content has changed, with its ETag; True if other content now waits for review."""
-        content = await self._fetch()
+        content, etag = await self._fetch(self._etag)
         if content is not None:
             digest = hashlib.sha256(content).hexdigest()
             changed = digest != self.pin
             self.pending = read_tools_file(content, self.url).tools if changed else None
-            self._pending_pin = digest if changed else None
+            self._pending_pin, self._etag = digest if changed else None, etag
         return self.pending is not None
 
     def accept(self) -> None:
@@ -125,25 +126,23 @@ class HttpLoader:
         if self.pending is not None:
             self._specs, self.pin, self.pending = self.pending, self._pending_pin, None
 
-    async def _fetch(self) -> bytes | None:
-        """The content; None if it is what was fetched last."""
+    async def _fetch(self, known: str | None = None) -> tuple[bytes | None, str | None]:
+        """The content with its ETag; no content if it is still that of the `known` one."""
         policy = NetworkPolicy(any_host=True, allow_private=self.http.allow_private, https_only=True)
-        headers = {"if-none-match": self._etag} if self._etag else {}
+        headers = {"if-none-match": known} if known else {}
         limits = RequestLimits(bytes=BYTES_LIMIT)
         async with (
             GuardedClient(policy) as client,
             client.request("GET", self.url, headers=headers, limits=limits) as response,
         ):
-            if response.status == 304:
-                return None
+            if known and response.status == 304:
+                return None, known
             if response.status != 200:
                 raise NotFound(f"{self.url} answered with status {response.status}", code="SPECS_NOT_FOUND")
-            self._etag = response.headers.get("etag")
-            return await response.read()
+            return await response.read(), response.headers.get("etag")
 
 
-@dataclass(frozen=True)
-class DatabaseLoader:
+class DatabaseLoader(Value):
     """The tools that a gateway's database has: builtins, and those of installed toolsets and upstreams."""
 
     settings: str | Path | Mapping[str, Any] | Settings | None = None
@@ -238,8 +237,7 @@ def _make_tool(spec: ToolSpec) -> Tool:
     )
 
 
-@dataclass(frozen=True)
-class ToolContext:
+class ToolContext(Value):
     """The session of a call, which has files of its own. `approver` is asked where a person must agree."""
 
     session_id: str | None = None
@@ -295,14 +293,17 @@ class ExtensionManager:
 
 class UnifiedToolExecutor:
     """Runs the specifications of a registry, of any kind, through one gateway. It opens at the first call; close it,
-    or use it with `async with`. Without settings everything it stores is temporary."""
+    or use it with `async with`. Without settings everything it stores is temporary. MCP servers that specifications
+    bring are used only with `allow_servers`: whoever writes them chooses what they start."""
 
     def __init__(
         self,
         spec_registry: ToolSpecRegistry,
         extension_manager: ExtensionManager | None = None,
         settings: Mapping[str, Any] | None = None,
+        allow_servers: bool = False,
     ) -> None:
+        self._allow_servers = allow_servers
         self._registry = spec_registry
         self._extensions = extension_manager or ExtensionManager()
         self._settings = dict(settings or {})
@@ -351,5 +352,8 @@ class UnifiedToolExecutor:
         await anyio.to_thread.run_sync(write_bundle, bundle, make_toolset(specs), code, specs)
         await gateway.toolsets.library.install(bundle, source_type="local", source_ref="tools.yaml", live=False)
         await gateway.refresh()
+        if self._allow_servers:
+            pending = (await toolsets.show_toolset(gateway, "tools")).pending_servers
+            await toolsets.allow_servers(gateway, "tools", {each.server.id: each.digest for each in pending}, "program")
         self._gateway = gateway
         return gateway

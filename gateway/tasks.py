@@ -8,7 +8,8 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any
+from typing import Any, Self
+from weakref import ref
 
 from anyio._backends._asyncio import CancelScope, _task_states
 
@@ -103,16 +104,17 @@ class SharedTimer:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._deadlines: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        self._deadlines: dict[Hashable, tuple[float, Callable[..., None], tuple[Any, ...]]] = {}
         self._handle: asyncio.TimerHandle | None = None
-        self._loop: asyncio.AbstractEventLoop
+        self.loop: asyncio.AbstractEventLoop | None = None
 
-    def add(self, key: Hashable, callback: Callable[[], None]) -> None:
-        """Call back after the timer's seconds, unless the key is removed before."""
-        if self._handle is None:
-            self._loop = asyncio.get_running_loop()  # a system call each time, in Python 3.11
-            self._handle = self._loop.call_later(self._seconds, self._fire)
-        self._deadlines[key] = self._loop.time() + self._seconds, callback
+    def add(self, key: Hashable, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call back with the arguments after the timer's seconds, unless the key is removed before."""
+        loop = self.loop
+        if self._handle is None or loop is None:
+            loop = self.loop = asyncio.get_running_loop()  # a system call each time, in Python 3.11
+            self._handle = loop.call_later(self._seconds, self._fire)
+        self._deadlines[key] = loop.time() + self._seconds, callback, arguments
 
     @property
     def waits(self) -> bool:
@@ -122,41 +124,46 @@ class SharedTimer:
     def remove(self, key: Hashable) -> None:
         self._deadlines.pop(key, None)
 
+    def take(self, key: Hashable) -> tuple[Any, ...] | None:
+        """Remove a deadline and return the arguments of its callback; None if there is none."""
+        deadline = self._deadlines.pop(key, None)
+        return None if deadline is None else deadline[2]
+
     def restart(self, key: Hashable) -> None:
         """Give a deadline that is not reached the timer's seconds again."""
         deadline = self._deadlines.pop(key, None)  # taken out first: the oldest stay in front
-        if deadline is not None:
-            self._deadlines[key] = self._loop.time() + self._seconds, deadline[1]
+        if deadline is not None and self.loop is not None:
+            self._deadlines[key] = self.loop.time() + self._seconds, *deadline[1:]
 
     def _fire(self) -> None:
-        now, self._handle = self._loop.time(), None
-        for key, (deadline, callback) in list(self._deadlines.items()):  # oldest first
+        assert self.loop is not None  # noqa: S101 - it was set with the handle
+        now, self._handle = self.loop.time(), None
+        for key, (deadline, callback, arguments) in list(self._deadlines.items()):  # oldest first
             if deadline > now:
-                self._handle = self._loop.call_at(deadline, self._fire)
+                self._handle = self.loop.call_at(deadline, self._fire)
                 return
             del self._deadlines[key]
-            callback()
+            callback(*arguments)
 
 
 class CallScope:
     """A cancel scope for one call. Like anyio's, it cancels again until the block ends, and waits for shielded blocks
-    within. Hardly any is ever cancelled, so entering and leaving one does next to nothing."""
+    within. Hardly any is ever cancelled, so making, entering and leaving one does next to nothing."""
 
-    __slots__ = ("_calls", "_cancelling", "_outer", "_task", "cancel_called", "cancelled_caught")
+    loop: asyncio.AbstractEventLoop | None = None  # the running one, where it is known
+    cancel_called = False
+    cancelled_caught = False
+    _calls = 0
+    _task: asyncio.Task[Any] | None = None
 
-    def __init__(self) -> None:
-        self.cancel_called = False
-        self.cancelled_caught = False
-        self._calls = 0
-        self._task: asyncio.Task[Any] | None = None
-
-    def __enter__(self) -> None:
-        self._task = task = asyncio.current_task()
+    def __enter__(self) -> Self:
+        self._task = task = asyncio.current_task(self.loop)
         assert task is not None  # noqa: S101 - nobody else awaits
-        self._outer = _innermost_scope(task)
+        self._outer = _innermost_scope(task) if ref(task) in _task_states.data else None  # type: ignore[attr-defined]
         self._cancelling = task.cancelling()
         if self.cancel_called:
             self._deliver()
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         task, self._task = self._task, None

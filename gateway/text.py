@@ -1,4 +1,4 @@
-"""Untrusted text, made safe to show to a person."""
+"""Text to show to a person: what others wrote, made safe, and amounts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def visible(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(f"<U+{ord(character):04X}>" if _is_invisible(character) else character for character in text)
+
+
+def visible_line(text: str) -> str:
+    """Return the text as one line, with invisible characters spelled out: what others wrote cannot look like ours."""
+    return visible(" ".join(text.split()))
+
+
+def count_bytes(size: int) -> str:
+    """`1 byte`, `2 bytes`."""
+    return f"{size} byte{'' if size == 1 else 's'}"
 
 
 def _is_invisible(character: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +14,7 @@ import jsonschema_rs
 
 from gateway.errors import Invalid, ToolFailed
 from gateway.names import did_you_mean
+from gateway.value import Value
 
 if TYPE_CHECKING:
     from gateway.calls import Call
@@ -65,8 +66,7 @@ class Access(str, enum.Enum):
     WRITE = "write"
 
 
-@dataclass(frozen=True)
-class Category:
+class Category(Value):
     """A label with a permission level and a switch. `name` is its id; `title` and `description` are for people."""
 
     name: str
@@ -77,8 +77,44 @@ class Category:
     description: str = ""
 
 
-@dataclass(frozen=True)
-class Renderer:
+DEFAULT_CATEGORIES = {
+    category.name: category
+    for category in (
+        Category(
+            "filesystem", Permission.READ_ONLY, title="Filesystem", description="Reads and searches a chat's files"
+        ),
+        Category("editing", Permission.READ_WRITE, title="Editing", description="Changes and restores a chat's files"),
+        Category("web", Permission.READ_ONLY, title="Web", description="Reads and searches the web"),
+        Category(
+            "development",
+            Permission.EXECUTE,
+            enabled=False,
+            title="Development",
+            description="Runs code, git, tests and formatters in the sandbox",
+        ),
+        Category(
+            "customer_support",
+            Permission.READ_WRITE,
+            enabled=False,
+            title="Customer support",
+            description="Works with users, tenants and tickets",
+        ),
+        Category(
+            "toolsets", Permission.READ_WRITE, title="Toolsets", description="Tools of toolsets that name no category"
+        ),
+        Category("upstream", Permission.EXECUTE, title="Upstream servers", description="Tools of other MCP servers"),
+        Category(
+            ADMIN_CATEGORY,
+            Permission.EXECUTE,
+            enabled=False,
+            title="Administration",
+            description="Changes the gateway itself, for roles with admin: true",
+        ),
+    )
+}
+
+
+class Renderer(Value):
     """The view of a tool's outcomes: its kind, and its config as declared, validated, its expressions not yet
     filled in."""
 
@@ -86,8 +122,7 @@ class Renderer:
     config: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class RetryPolicy:
+class RetryPolicy(Value):
     """The number of attempts of a call, the error codes after which there is another, and the pauses in between.
     Without codes those count that stand for a server or network that does not answer."""
 
@@ -97,8 +132,7 @@ class RetryPolicy:
     longest_seconds: float = 10.0
 
 
-@dataclass(frozen=True)
-class Tool:
+class Tool(Value):
     """One callable, as data. The source that listed it is handed back this very object.
 
     `id` is the stable name: `tool` for builtins, `owner:tool` otherwise, where the owner is a
@@ -269,6 +303,13 @@ def hide_nothing_for(_: Tool) -> Hides:
 
 def hide_nothing(path: str, agreed: frozenset[str] = frozenset()) -> str | None:  # noqa: ARG001 - as `Hides` has them
     return None
+
+
+def denied_only(hides: Hides) -> Hides:
+    """Return a predicate for the files that rules deny, without those that they would ask about."""
+    if hides is hide_nothing:
+        return hides
+    return lambda path, agreed=frozenset(): hides(path, agreed | {path})
 
 
 def inline_references(schema: Mapping[str, Any]) -> Mapping[str, Any]:

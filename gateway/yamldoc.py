@@ -1,4 +1,4 @@
-"""YAML documents with the line of every key, and validation errors that name the file, the line, the key and the fix.
+"""YAML documents with the line of every key; errors name the file, the line, the key and the fix.
 
 `read` takes all of YAML, for a file of the person who runs the gateway. `read_plain` takes untrusted files: mappings
 with text keys, lists, text, numbers as JSON writes them, `true`, `false` and `null`. Everything else a plain word could
@@ -15,27 +15,23 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TypeVar, cast
+from dataclasses import replace
+from typing import Any, NoReturn, cast
 
 import orjson
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic.alias_generators import to_camel
-from pydantic_core import ErrorDetails
 
 from gateway.calls import to_json
+from gateway.document import Place, YamlDocument
 from gateway.errors import Invalid
-from gateway.names import did_you_mean
 
 BYTES_LIMIT = 8 * 1024 * 1024  # an API of a thousand operations, imported as a toolset, has four
 NODE_LIMIT = 500_000
 DEPTH_LIMIT = 48
-KEY_LIMIT = 100  # escaped to the utmost it still is a simple key, which ends at 1,024 characters
-PROBLEM_LIMIT = 20
 FAST_BYTES_LIMIT, FAST_DEPTH_LIMIT = 32 * 1024 * 1024, 200
+KEY_LIMIT = 100  # escaped to the utmost it still is a simple key, which ends at 1,024 characters
+
 _NUMBER_LIMIT = 400
-_KEY_SHOWN = 200
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?P<fraction>(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)")
 _WORDS: Mapping[str, bool | None] = {
@@ -45,47 +41,6 @@ _WORDS: Mapping[str, bool | None] = {
 }
 _BLANK_LINE = re.compile(rb"^[ \t]+$", re.MULTILINE)
 _LOADER = cast(type[yaml.SafeLoader], getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # libyaml is 12 times as fast
-
-Place = tuple[str | int, ...]
-Model = TypeVar("Model", bound=BaseModel)
-
-
-@dataclass(frozen=True)
-class YamlDocument:
-    """The value of a file, the line of each key, and the code of its errors. Without a name it is no file."""
-
-    name: str
-    code: str
-    value: Any = None
-    lines: dict[Place, int] = field(default_factory=dict)
-
-    def refusal(self, reason: str, place: Place = (), line: int | None = None, **details: Any) -> Invalid:
-        """An error to raise: `file line N: 'key.path': reason`."""
-        line = line or self.line(place)
-        where = f"{self.name}{f' line {line}' if line else ''}: " if self.name else ""
-        key = join_place(place)[:_KEY_SHOWN]
-        message = f"{where}{f'{key!r}: ' if key else ''}{reason}"
-        return Invalid(message, code=self.code, file=self.name, line=line, key=key, **details)
-
-    def line(self, place: Place) -> int | None:
-        """The line of a place, or of the nearest one around it that is in the file."""
-        line: int | None = None
-        path: Place = ()
-        for part in place:
-            spellings: tuple[str | int, ...] = (part, to_camel(part)) if isinstance(part, str) else (part,)
-            written = next((spelling for spelling in spellings if (*path, spelling) in self.lines), None)
-            if written is None:
-                return line
-            path = (*path, written)
-            line = self.lines[path]
-        return line
-
-    def add_key(self, place: Place, line: int) -> None:
-        """Store the line of a key; a key that occurs twice is refused, since one of the two would be lost."""
-        if place in self.lines:
-            key = join_place(place)[:_KEY_SHOWN]
-            raise self.refusal(f"{key!r} occurs twice (first in line {self.lines[place]})", line=line)
-        self.lines[place] = line
 
 
 def read(content: bytes, name: str, code: str) -> YamlDocument:
@@ -220,6 +175,7 @@ _YAML_CAUSES = {
     "found unexpected end of stream": "the file ends inside a quoted text; close the quote",
     "could not find expected ':'": "a ':' is missing after a key; check the indentation",
     "found undefined alias": "there is no anchor (&) for this alias; quote text that begins with '*'",
+    "cannot start any token": "a value cannot begin with CHARACTER; put it in quotes",
     "could not determine a constructor": "this tag is not supported; quote text that begins with '!'",
 }
 
@@ -227,51 +183,20 @@ _YAML_CAUSES = {
 def _explain(error: yaml.MarkedYAMLError, content: bytes) -> str:
     """The likely cause of a parser's error, with its column."""
     problem = ", ".join(filter(None, (error.context, error.problem)))
-    mark = error.problem_mark or error.context_mark
+    mark, character = error.problem_mark or error.context_mark, "this"
     if mark is not None and content.splitlines()[mark.line : mark.line + 1]:
         line = content.splitlines()[mark.line]
         if line[: len(line) - len(line.lstrip())].count(b"\t"):
             return "a tab in the indentation; indent with spaces"
+        character = repr(line.decode()[mark.column : mark.column + 1])
     cause = next((cause for part, cause in _YAML_CAUSES.items() if part in problem), problem)
+    cause = cause.replace("CHARACTER", character)
     return f"{cause} (column {mark.column + 1})" if mark is not None else cause
 
 
 def write(value: Any) -> str:
     """The plain data as YAML, in block style; the same value gives the same text."""
     return "".join(_block(value, 0)).lstrip("\n") + "\n"
-
-
-def validate(document: YamlDocument, model: type[Model]) -> Model:
-    """The document as a model; `Invalid` as `validation_error` has it."""
-    try:
-        return model.model_validate_json(to_json(document.value))
-    except ValidationError as error:
-        raise validation_error(document, model, error) from None
-
-
-def validation_error(document: YamlDocument, model: type[BaseModel], error: ValidationError) -> Invalid:
-    """The errors of a model as one. Its message is the first by line; a missing key comes last, since a misspelt one
-    is the likelier mistake, and is left out if a misspelt one was recognised. `details.problems` has them all."""
-    details = error.errors(include_url=False, include_input=False)[: 10 * PROBLEM_LIMIT]
-    ranked = [(each["type"] == "missing", _convert(document, model, each)) for each in details]
-    messages = [invalid.message for _, invalid in ranked]
-    errors = [
-        invalid
-        for missing, invalid in sorted(ranked, key=lambda pair: (pair[0], pair[1].details["line"] or 0))
-        if not (missing and any(_is_suggested(str(invalid.details["key"]), message) for message in messages))
-    ]
-    problems = [invalid.message for invalid in errors[:PROBLEM_LIMIT]]
-    return Invalid(errors[0].message, code=document.code, **errors[0].details, problems=problems)
-
-
-def _is_suggested(key: str, message: str) -> bool:
-    """Return whether a message about an unknown key beside `key` suggests it."""
-    above, dot, name = key.rpartition(".")
-    return f"'{above}{dot}" in message and message.endswith(f"did you mean {name!r}?")
-
-
-def join_place(place: Place) -> str:
-    return ".".join(str(part) for part in place)
 
 
 def _add_lines(node: yaml.Node | None, place: Place, document: YamlDocument) -> None:
@@ -441,87 +366,21 @@ def _lines(text: str, indent: int) -> str:
     return f"{'|' if text.endswith(chr(10)) else '|-'}{body}"
 
 
-def _convert(document: YamlDocument, model: type[BaseModel], error: ErrorDetails) -> Invalid:
-    inner = ("type",) if error["type"] == "unknown_type" else error.get("ctx", {}).get("at", ())
-    # The tags of a union are no keys of the file.
-    place = (*(part for part in error["loc"] if not _is_tag(part)), *inner)
-    if error["type"] != "extra_forbidden":
-        return document.refusal(_reword(error, document, place), place)
-    key, keys = str(place[-1]), _keys(model, error["loc"][:-1])
-    if key in keys:
-        return document.refusal(f"this key occurs twice, once as {to_camel(key)!r}", place)
-    return document.refusal(f"unknown key{did_you_mean(key, keys)}", place)
-
-
-# How pydantic begins its messages, and its names of types, with ours.
-_MESSAGE_START = re.compile(r"^(?:Input|String|List|Dictionary|Value) should ")
-_TYPE_NAMES = {
-    "a valid string": "text",
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-    "a valid list": "a list",
-    "a valid dictionary": "keys and values",
-    "an object": "keys and values",
-}
-
-
-def _reword(error: ErrorDetails, document: YamlDocument, place: Place) -> str:
-    """The message of a validation error in the words of someone who writes the file."""
-    if error["type"] == "missing":
-        return "this key is missing"
-    message = re.sub(r", unable to .*$| or instance of .*$", "", error["msg"].removeprefix("Value error, "))
-    message = _MESSAGE_START.sub("must ", message)
-    for name, ours in _TYPE_NAMES.items():
-        message = message.replace(name, ours)
-    if error["type"] in ("literal_error", "enum") and isinstance(_value_at(document.value, place), bool):
-        message += "; YAML reads on, off, yes and no as true or false, so put such a word in quotes"
-    return message
-
-
-def _value_at(value: Any, place: Place) -> Any:
-    for part in place:
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return value
-
-
-def _is_tag(part: str | int) -> bool:
-    return isinstance(part, str) and part.startswith("<")
-
-
-def _keys(model: type[BaseModel], place: Place) -> list[str]:
-    """The keys valid at a place, found by walking the models along it."""
-    models = [model]
-    for part in place:
-        if _is_tag(part):
-            models = [kind for kind in models if getattr(kind, "tag", part) == part]
-        elif annotations := [_fields(kind)[part] for kind in models if part in _fields(kind)]:
-            models = [kind for annotation in annotations for kind in _models(annotation)]
-    return [str(key) for kind in models for key in _fields(kind)]
-
-
-def _fields(model: type[BaseModel]) -> dict[str | int, Any]:
-    """The types of a model's fields by their keys in a file, which are snake_case unless a field has its own alias."""
-    generated = model.model_config.get("alias_generator") is not None
-    fields = model.model_fields.items()
-    return {name if generated else field.alias or name: field.annotation for name, field in fields}
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in getattr(annotation, "__args__", ()) for model in _models(part)]
-
-
 # Settings files of other programs
 
 _JSON_STRING = r'"(?:[^"\\]|\\.)*+"'
 _JSON_COMMENT = re.compile(rf"{_JSON_STRING}|//[^\r\n]*|/\*.*?\*/", re.DOTALL)
 _TRAILING_COMMA = re.compile(rf"{_JSON_STRING}|,(?=\s*[}}\]])", re.DOTALL)
 _INK = re.compile(r"[^\r\n]")
+# The parser's messages, and their likely causes.
+_JSON_CAUSES = {
+    "Expecting property name enclosed in double quotes": "a key in double quotes is expected, or a '}'",
+    "Expecting value": "a value is expected here",
+    "Expecting ',' delimiter": "a ',' is missing, or a '[' or '{' is not closed",
+    "Expecting ':' delimiter": "a ':' is missing after a key",
+    "Unterminated string starting at": "a quoted text is not closed",
+    "Extra data": "there is text after the end of the value",
+}
 
 
 def parse_jsonc(text: str) -> Any:
@@ -534,9 +393,15 @@ def parse_jsonc(text: str) -> Any:
     try:
         return json.loads(plain, strict=False)
     except json.JSONDecodeError as error:
-        raise Invalid(f"line {error.lineno} column {error.colno}: {error.msg}", code="INVALID_JSON") from None
+        message = f"line {error.lineno} column {error.colno}: {explain_json_error(error)}"
+        raise Invalid(message, code="INVALID_JSON") from None
     except (ValueError, RecursionError):
         raise Invalid("it is nested too deeply, or has an invalid number", code="INVALID_JSON") from None
+
+
+def explain_json_error(error: json.JSONDecodeError) -> str:
+    """The likely cause of a parser's error."""
+    return f"invalid JSON: {_JSON_CAUSES.get(error.msg, error.msg)}"
 
 
 def to_plain_json(text: str) -> str:
@@ -557,7 +422,8 @@ def parse_file(text: str, suffix: str) -> Any:
     try:
         return tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError as error:
-        raise Invalid(str(error), code="INVALID_TOML") from None
+        end = f"at line {text.rstrip().count(chr(10)) + 1}, the end of the file"
+        raise Invalid(str(error).replace("at end of document", end), code="INVALID_TOML") from None
     except RecursionError:
         raise Invalid("it is nested too deeply", code="INVALID_TOML") from None
 

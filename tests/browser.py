@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT  # type: ignore[import-untyped]
-from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 
 BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
@@ -24,6 +24,7 @@ async def open_browser() -> AsyncIterator[Browser]:
         if os.environ.get("CI"):
             pytest.fail("CI needs Chromium")
         pytest.skip("needs Chromium")
+    expect.set_options(timeout=PATIENCE)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=BINARY, args=FLAGS, timeout=PATIENCE)
         try:
@@ -68,3 +69,20 @@ async def find_violations(page: Page) -> list[str]:
     await page.evaluate(AXE_SCRIPT)  # evaluated, since a strict policy refuses added scripts
     found = await page.evaluate("axe.run()")
     return [f"{each['id']}: {node['html'][:200]}" for each in found["violations"] for node in each["nodes"]]
+
+
+async def measure_thread(page: Page, script: str, argument: Any = None) -> float:
+    """Run a script and draw twice; return the seconds of the main thread, which a busy machine does not lengthen."""
+    session = await page.context.new_cdp_session(page)
+    await session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    async def read() -> float:
+        metrics = (await session.send("Performance.getMetrics"))["metrics"]
+        return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
+
+    before = await read()
+    await page.evaluate(script, argument)
+    await page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    spent = await read() - before
+    await session.detach()
+    return spent

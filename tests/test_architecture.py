@@ -17,7 +17,9 @@ FUNCTION_LINES = 60
 
 # The reading order: a module imports its own room and rooms above it, never below.
 ROOMS = (
+    "value",
     "secrets",
+    "literal_secrets",
     "errors",
     "names",
     "tools",
@@ -25,6 +27,7 @@ ROOMS = (
     "calls",
     "files",
     "tasks",
+    "document",
     "yamldoc",
     "text",
     "config",
@@ -43,6 +46,8 @@ ROOMS = (
     "authorization",
     "sources",
     "catalog",
+    "semantic",
+    "vocabulary",
     "search",
     "discovery",
     "approval",
@@ -63,13 +68,17 @@ FORBIDDEN = {"serve": {"db", "sources"}, "cli": {"db", "sources", "workspace"}}
 # Imports inside functions, for the start-up time of the command; each has a comment that says so.
 LAZY = {
     "gateway/__init__.py": 1,
+    "gateway/admin/search.py": 1,
+    "gateway/admin/upstreams.py": 3,
     "gateway/app.py": 10,
     "gateway/cli/browser.py": 2,
     "gateway/cli/call.py": 3,
     "gateway/cli/clients.py": 7,
-    "gateway/cli/options.py": 1,
+    "gateway/cli/config.py": 1,
+    "gateway/cli/options.py": 3,
     "gateway/cli/serve.py": 7,
-    "gateway/gateway.py": 2,
+    "gateway/config/loader.py": 1,
+    "gateway/gateway.py": 3,
     "gateway/runtime/worker/__init__.py": 1,
     "gateway/serve/mcp/handlers.py": 1,
     "gateway/serve/mcp/render_resources.py": 2,
@@ -312,4 +321,4 @@ def test_only_the_composition_root_opens_the_database() -> None:
 
 
 def test_package_has_few_files() -> None:
-    assert len(MODULES) <= 350
+    assert len(MODULES) <= 361

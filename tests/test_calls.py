@@ -38,7 +38,7 @@ def test_but_keeps_the_json_of_the_arguments_as_long_as_they_stay() -> None:
     call = a_call()
     assert call.arguments_json == b'{"n":1}'
     assert call.replace(tool=TOOL).arguments_json is call.arguments_json
-    changed = call.with_arguments({"n": 2})
+    changed = call.replace(arguments={"n": 2})
     assert changed.arguments_json == b'{"n":2}'
     assert call.arguments_json == b'{"n":1}'
     assert a_call().replace(tool=TOOL).arguments_json == b'{"n":1}'
@@ -56,7 +56,7 @@ def test_a_call_without_a_tool_says_why() -> None:
 def test_a_plan_is_added_to_a_copy_that_keeps_the_json_of_the_value() -> None:
     outcome = Outcome(value={"n": 1}, pre_manifest="a", post_manifest="b", call_id="id")
     written = outcome.value_json
-    planned = outcome.with_plan({"renderer": "code"})
+    planned = outcome.replace(render_plan={"renderer": "code"})
     assert outcome.render_plan is None
     assert planned.value_json is written
     assert type(planned) is Outcome
@@ -64,8 +64,8 @@ def test_a_plan_is_added_to_a_copy_that_keeps_the_json_of_the_value() -> None:
         value={"n": 1}, pre_manifest="a", post_manifest="b", call_id="id", render_plan={"renderer": "code"}
     )
     assert planned == expected
-    assert planned.with_plan({}).render_plan == {}
-    assert Outcome(value=2).with_plan({}).value_json == b"2"
+    assert planned.replace(render_plan={}).render_plan == {}
+    assert Outcome(value=2).replace(render_plan={}).value_json == b"2"
 
 
 def test_peers_share_nothing_they_were_not_given() -> None:

@@ -74,7 +74,7 @@ async def assert_nothing_is_left(gateway: Gateway) -> None:
     audit = next(each for each in gateway.executor._extensions if isinstance(each, Audit))
     assert not concurrency._runs
     for slots in concurrency._slots.values():
-        assert (slots._free, len(slots._waiting)) == (slots._number, 0)
+        assert (slots.free, len(slots._waiting)) == (slots._number, 0)
     assert not any(timer.waits for timer in [audit._timer, *concurrency._timers.values()])
     assert gateway.telemetry.running == 0
     await async_eventually(lambda: not audit._running_records)

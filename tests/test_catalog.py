@@ -87,13 +87,19 @@ def test_two_tools_that_wish_for_one_name_both_get_one_and_it_is_reported() -> N
 
 @pytest.mark.promise("B11")
 def test_no_more_tools_are_offered_than_the_limit_and_the_rest_is_told_why() -> None:
-    merged = catalog(*(Tool(f"u:{n}", "", category="upstream") for n in range(4)), limit=3)
+    off = Tool("off", "", category="development")
+    merged = catalog(*(Tool(f"u:{n}", "", category="upstream") for n in range(4)), off, limit=3)
     assert len(merged) == 3
     assert "more than 3 tools" in merged.refusal("u:3").message
+    assert "which is off" in merged.refusal("off").message
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     assert str(catalog(READ).refusal("raed")) == "UNKNOWN_TOOL: no tool is named 'raed'; did you mean 'read'?"
+    names = ("edit_file", "find_files", "write_file")
+    files = catalog(*(Tool(n, "", category="filesystem", permission=Permission.READ_ONLY) for n in names))
+    assert "did you mean 'find_files'?" in files.refusal("list_files").message
+    assert "did you mean 'write_file'?" in files.refusal("writ_files").message
 
 
 @pytest.mark.promise("X1")

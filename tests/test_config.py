@@ -75,6 +75,24 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("extensions: [{use: 'a:B', priority: 10}]", "line 1: 'extensions.0.priority'"),
         ("a: [", "line 2: invalid YAML: a value is expected here"),
         ("- a", "keys and values"),
+        ("limits: {timeout: abc}", "line 1: 'limits.timeout': must be a number, not 'abc'"),
+        ("limits: {concurrency: 0}", "'limits.concurrency': must be greater than or equal to 1, not 0"),
+        (
+            "\napproval: {mode: alway}",
+            "line 2: 'approval.mode': must be 'never', 'unsafe_only' or 'always', not 'alway'; did",
+        ),
+        ("profiles: {a: {permission: readonly}}", "not 'readonly'; did you mean 'read-only'?"),
+        ("mcpServers: {t: {command: x, args: server}}", "'mcpServers.t.args': must be a list: write [server]"),
+        (
+            "mcpServers:\n  t: uvx x",
+            "line 2: 'mcpServers.t': must be keys and values: {command: PROGRAM, args: [ARGUMENT]}",
+        ),
+        ("chat: 1.5", "'chat': must be text, not 1.5; write it in quotes: \"1.5\""),
+        ("chat: @x", "line 1: invalid YAML: a value cannot begin with '@'; put it in quotes (column 7)"),
+        ("port: 9000", "line 1: 'port': the port is given to the command: toolgate serve --transport http --port"),
+        ("\nprofile: dev", "line 2: 'profile': there is no profile 'dev' under 'profiles'"),
+        ("tools:\n  enabled_categories: [wbe]", "line 2: 'tools.enabled_categories': there is no category 'wbe'; did"),
+        ("chat: x\nworkspace: nowhere", "line 2: 'workspace': the workspace"),
     ],
 )
 def test_a_mistake_is_named_with_file_line_key_and_the_nearest_right_one(
@@ -85,6 +103,29 @@ def test_a_mistake_is_named_with_file_line_key_and_the_nearest_right_one(
     assert refused.value.code == "INVALID_CONFIG"
     assert str(tmp_path / "toolgate.yaml") in refused.value.message
     assert complaint in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mcpServers: {t: {command: x, env: {PLAIN: [hunter2]}, headers: hunter2}}",
+        "mcpServers: {t: {command: x, env: hunter2}}",
+        "mcpServers: {t: {command: x, args: --token hunter2}}",
+        "web: {search: {provider: searxng, url: 'http://h', key: [hunter2]}}",
+        "approval: {keys: hunter2}",
+        "limits: {timeout: ghp_hunter2hunter2}",
+    ],
+)
+def test_a_mistake_never_shows_a_value_that_may_be_secret(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        load(tmp_path, text)
+    assert "hunter2" not in str(refused.value.to_dict())
+
+
+def test_a_mistake_shows_the_variable_and_never_its_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIN_OF_TEST", "hunter2")
+    with pytest.raises(Invalid, match=r"must be a number, not '\$\{PLAIN_OF_TEST\}'"):
+        load(tmp_path, "limits: {timeout: '${PLAIN_OF_TEST}'}")
 
 
 def test_the_command_line_stands_above_the_file_section_by_section(tmp_path: Path) -> None:
@@ -159,6 +200,37 @@ def test_a_file_that_is_only_found_is_not_in_the_hands_of_the_tools_it_governs(
     assert config.read(path).chat == "found"  # who names it means it
 
 
+def test_a_file_of_a_repository_is_used_only_as_it_was_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = in_the_current_folder(tmp_path, monkeypatch)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    (tmp_path / ".git").mkdir()
+    assert config.read().chat == "found"  # it starts and allows nothing
+    path.write_text("chat: found\nmcpServers: {a: {command: cat}}\napproval: {mode: never}\n")
+    with pytest.raises(
+        Invalid, match=r"sets mcpServers, approval, so it can start .* with: toolgate config trust"
+    ) as no:
+        config.read()
+    assert no.value.code == "UNTRUSTED_CONFIG"
+    assert config.read(path).chat == "found"  # who names it means it
+    (tmp_path / "deeper").mkdir()
+    monkeypatch.chdir(tmp_path / "deeper")
+    for section in ("extensions: []", "tools: {enabled_categories: [development]}", "retention: {days: 1}"):
+        (tmp_path / "deeper/toolgate.yaml").write_text(section + "\n")
+        with pytest.raises(Invalid, match=f"sets {section.split(':')[0]}, so"):
+            config.read()
+    monkeypatch.chdir(tmp_path)
+    config.trust(Path("toolgate.yaml"))
+    assert "a" in config.read().upstreams
+    path.write_text(path.read_text().replace("found", "other"))
+    assert config.read().chat == "other"  # what it starts and allows is the same
+    path.write_text(path.read_text().replace("cat", "sh"))
+    with pytest.raises(Invalid, match="belongs to a Git repository"):
+        config.read()
+    (tmp_path / "data/toolgate/trusted.json").write_text("[1]")
+    with pytest.raises(Invalid, match="belongs to a Git repository"):
+        config.read()
+
+
 def test_a_file_that_is_only_found_is_not_in_the_hands_of_other_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,3 +251,34 @@ def test_folders_mean_what_they_mean_where_they_are_said(tmp_path: Path, monkeyp
     settings = config.load(None, {"workspace": Path(), "data_dir": Path("data")})
     monkeypatch.chdir("/")
     assert (settings.workspace, settings.data_dir) == (tmp_path, tmp_path / "data")
+
+
+def test_directory_of_the_model_is_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "toolgate.yaml").write_text("tools: {semantic: models/minilm}")
+    assert config.load(tmp_path / "toolgate.yaml", {}).tools.semantic == tmp_path / "models/minilm"
+    (tmp_path / "toolgate.yaml").write_text("tools: {semantic: true}")
+    assert config.load(tmp_path / "toolgate.yaml", {}).tools.semantic is True
+
+
+def test_oversights_of_a_valid_file_are_found_with_their_lines(tmp_path: Path) -> None:
+    text = """
+mcpServers:
+  docs:
+    command: x
+    args: [--token, "${NOPE_OF_TEST}"]
+  idle: {command: x, enabled: false, env: {A: "${NOPE_OF_TEST}"}}
+toolsets: [app-builder, "https://host/x.zip", ./nope]
+approval:
+  rules:
+  - tool: read_file
+  - {tool: write_file, then: deny}
+"""
+    settings = load(tmp_path, text)
+    path = tmp_path / "toolgate.yaml"
+    assert list(config.find_oversights(settings, path)) == [
+        f"{path} line 5: 'mcpServers.docs.args.1': the environment variable NOPE_OF_TEST is not set, "
+        "so the server cannot start",
+        f"{path} line 7: 'toolsets.2': there is no file or folder {str(tmp_path / 'nope')!r}",
+        f"{path} line 10: 'approval.rules.0': it has no 'then', so it asks; write then: ask, allow or deny",
+    ]
+    assert list(config.find_oversights(load(tmp_path, "upstreams: {a: {url: 'http://h'}}"), path)) == []

@@ -10,7 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SHOWN = {
-    "library": ["offered to the model: apply_patch", "written: ", "refused: CONFIRMATION_REQUIRED", "['notes.txt']"],
+    "library": ["offered to the model: ", "written: ", "refused: CONFIRMATION_REQUIRED", "['notes.txt']"],
     "extension": ["'code': 'NIGHT'", "list:  {'ok': True"],
 }
 

@@ -152,7 +152,7 @@ async def test_extensions_stand_outermost_first_and_may_change_the_call_or_answe
             self._letter = letter
 
         async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
-            changed = call.with_arguments({"word": call.arguments["word"] + self._letter})
+            changed = call.replace(arguments={"word": call.arguments["word"] + self._letter})
             outcome = await proceed(changed)
             return replace(outcome, value=outcome.value["word"] + self._letter)
 
@@ -220,13 +220,13 @@ async def test_idle_waits_for_the_calls_under_way() -> None:
 
 async def test_watchers_hear_of_a_changed_catalog_and_not_of_an_equal_one() -> None:
     executor, box = road(echo)
-    heard: list[int] = []
-    stop = executor.watch(lambda catalog: heard.append(len(catalog)))
+    received: list[int] = []
+    stop = executor.watch(lambda catalog: received.append(len(catalog)))
     executor.swap(Catalog([CatalogEntry("box__it", box.tool, box)]))
     executor.swap(Catalog())
     stop()
     executor.swap(Catalog([CatalogEntry("box__it", box.tool, box)]))
-    assert heard == [0]
+    assert received == [0]
 
 
 class Picky(Extension):

@@ -100,6 +100,7 @@ def test_chats_share_no_folder_even_where_case_is_folded(one: str, other: str) -
     folders = [names.chat_directory(chat) for chat in (one, other)]
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9._-]*", folder) for folder in folders)
     assert (folders[0] == folders[1]) == (one == other)
+    assert one == folders[0] or names.chat_directory(folders[0]) != folders[0], "the name of a folder is another chat"
 
 
 def test_ids_are_uuid7_and_sort_by_time() -> None:

@@ -9,14 +9,15 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from click.testing import CliRunner
 
 from gateway.cli import COMMANDS, toolgate
-from gateway.config import DEFAULT_CATEGORIES, LimitSettings, Settings
+from gateway.config import Settings
 from gateway.sources.builtin.source import BUILTINS, load
-from gateway.tools import ADMIN_CATEGORY
+from gateway.tools import ADMIN_CATEGORY, DEFAULT_CATEGORIES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -39,11 +40,20 @@ def test_every_setting_is_documented() -> None:
     assert named == {field.alias or name for name, field in Settings.model_fields.items()}
 
 
-def test_documented_limits_are_the_defaults() -> None:
-    shown = next(row[2] for row in table("settings.md") if row[0] == "`limits`")
-    for name, field in LimitSettings.model_fields.items():
-        if isinstance(field.default, int):
-            assert f"{name}: {field.default}" in shown
+def test_every_key_of_a_documented_section_is_there_with_its_default() -> None:
+    page = (ROOT / "docs/settings.md").read_text()
+    sections = re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert "limits" in dict(sections)
+    for section, text in sections:
+        rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))
+        annotation = Settings.model_fields[section].annotation
+        model = (get_args(annotation) or (annotation,))[-1]
+        assert list(rows) == list(model.model_fields), section
+        for name, field in model.model_fields.items():
+            default = getattr(field.default, "value", field.default)
+            if isinstance(default, str | int | float):
+                shown = str(default).lower() if isinstance(default, bool) else str(default)
+                assert rows[name] == f"`{shown}`", f"{section}.{name}"
 
 
 def test_documented_tools_are_in_their_categories() -> None:

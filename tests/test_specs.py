@@ -15,6 +15,7 @@ import anyio
 import pytest
 import uvicorn
 from eventually import async_eventually
+from journeys.servers import labs
 
 from gateway import Gateway, specs
 from gateway.admin import toolsets
@@ -136,8 +137,10 @@ async def test_specs_endpoint_is_pinned_and_a_change_waits_for_review(tmp_path: 
         loader.accept()
         await registry.load_all()
         assert registry.get("file_reader").description == "Read any file of the machine"
-        with pytest.raises(Conflict, match="has changed since it was accepted"):
-            await HttpLoader(url, HttpSettings(allow_private=True), pin).load()
+        other = HttpLoader(url, HttpSettings(allow_private=True), pin)
+        for _ in range(2):  # not only the first time
+            with pytest.raises(Conflict, match="has changed since it was accepted"):
+                await other.load()
 
 
 async def test_specs_of_the_database_are_those_of_its_catalog(tmp_path: Path) -> None:
@@ -162,6 +165,36 @@ async def test_specs_with_a_mistake_are_refused_with_the_line(tmp_path: Path, te
     with pytest.raises(Invalid) as refusal:
         await write_tools(tmp_path, text).load()
     assert reason in refusal.value.message
+
+
+async def test_specs_of_http_and_mcp_tools_run(tmp_path: Path) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": scope["path"].encode() + b"?" + scope["query_string"]})
+
+    async with serve(app) as origin:
+        with labs.on_http() as url:
+            text = f"""
+tools:
+  - name: get_item
+    tool_type: http
+    input_schema: {{type: object, properties: {{id: {{type: integer}}, full: {{type: boolean}}}}}}
+    implementation_config: {{url: "{origin}/items/{{id}}", query: {{full: "{{full}}"}}}}
+  - name: repeat
+    tool_type: mcp
+    input_schema: {{type: object, properties: {{text: {{type: string}}}}}}
+    implementation_config: {{server: lab, tool: echo, url: "{url}"}}
+"""
+            registry = ToolSpecRegistry(write_tools(tmp_path, text))
+            await registry.load_all()
+            http = {"allowed_hosts": [origin.partition("://")[2]], "allow_private": True}
+            for allowed in (False, True):
+                settings = {"data_dir": tmp_path / f"data-{allowed}", "http": http}
+                async with UnifiedToolExecutor(registry, settings=settings, allow_servers=allowed) as executor:
+                    got = await executor.execute("get_item", {"id": 3, "full": True})
+                    assert got.value == "/items/3?full=true"
+                    repeated = await executor.execute("repeat", {"text": "hello"})
+                    assert (repeated.error is None, "hello" in str(repeated.value)) == (allowed, allowed)
 
 
 def python_blocks() -> Iterator[str]:

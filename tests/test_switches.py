@@ -15,8 +15,11 @@ from mcp import Client
 from sources.toolset.writing import install, require_sandbox, write_toolset
 
 from gateway import Gateway
+from gateway.admin.switches import change_category
+from gateway.admin.toolsets import install_toolset, show_toolset
 from gateway.cli import toolgate
 from gateway.serve.mcp.handlers import Handlers, McpServer
+from gateway.tools import Permission
 
 pytestmark = pytest.mark.anyio
 ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
@@ -92,14 +95,14 @@ async def test_a_toolset_tool_that_a_person_turns_off_is_off_in_its_row(tmp_path
         await install(gateway, folder)
         assert gateway.catalog.get("x__a") is not None, "a toolset may set its prefix"
     enabled = "SELECT enabled FROM tools WHERE tool_id = 'lab:a'"
-    assert await run(tmp_path / "data", "tool", "disable", "x__a") == "lab:a is off\n"
+    assert await run(tmp_path / "data", "tool", "disable", "x__a") == "x__a is off\n"
     assert rows(tmp_path / "data", enabled) == [(0,)]
     (folder / "toolset.yaml").write_text((folder / "toolset.yaml").read_text().replace("1.0.0", "1.0.1"))
     async with Gateway.open({"data_dir": tmp_path / "data"}) as gateway:
         await install(gateway, folder)
         assert rows(tmp_path / "data", enabled) == [(0,)], "a new version keeps what a person set"
     for name in ("lab:a", "x__a"):
-        assert await run(tmp_path / "data", "tool", "enable", name) == "lab:a is on\n"
+        assert await run(tmp_path / "data", "tool", "enable", name) == f"{name} is on\n"
         assert rows(tmp_path / "data", enabled) == [(1,)]
         await run(tmp_path / "data", "tool", "disable", name)
     await run(tmp_path / "data", "toolset", "override", "lab:a", "--reset")
@@ -138,3 +141,29 @@ async def test_a_category_is_changed_while_the_gateway_runs(tmp_path: Path, era:
     assert "Reads and searches a chat's files" in await run(tmp_path, "category", "list")
     assert "did you mean 'editing'?" in await run(tmp_path, "category", "enable", "editin", status=1)
     await run(tmp_path, "category", "set", "editing", status=2)
+
+
+@pytest.mark.promise("P1", "T9")
+async def test_a_toolset_shows_the_level_of_builtins_whose_category_is_off(tmp_path: Path) -> None:
+    source = Path(__file__).parent.parent / "toolsets/app-builder"
+    async with Gateway.open({"data_dir": tmp_path}) as gateway:
+        info = await install_toolset(gateway, str(source))
+        off = {tool.id: (tool.permission, bool(tool.requires_confirmation)) for tool in info.tools}
+        assert off["app-builder:start_app"] == (Permission.EXECUTE, True)
+        assert any(tool.withheld for tool in info.tools)
+        await change_category(gateway, "development", {"enabled": True})
+        shown = await show_toolset(gateway, "app-builder")
+        assert {tool.id: (tool.permission, bool(tool.requires_confirmation)) for tool in shown.tools} == off
+
+
+async def test_category_that_a_flag_asks_for_and_a_switch_keeps_off_is_said(tmp_path: Path) -> None:
+    settings = {"data_dir": tmp_path, "tools": {"enabled_categories": ["development", "web"]}}
+    async with Gateway.open(settings) as gateway:
+        assert not gateway.catalog.problems
+        await change_category(gateway, "development", {"enabled": False})
+        messages = [problem.message for problem in gateway.catalog.problems]
+        assert [text.partition(" turn it on with: ")[2] for text in messages] == [
+            "toolgate category enable development"
+        ]
+        await change_category(gateway, "development", {"enabled": True})
+        assert not gateway.catalog.problems

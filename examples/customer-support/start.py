@@ -1,6 +1,6 @@
 """Start the support service and a gateway in front of it: `python examples/customer-support/start.py`.
 
-Both stop with Ctrl-C. The first start makes a key for an agent and one for a lead, and prints them.
+Both stop with Ctrl-C or SIGTERM. The first start makes a key for an agent and one for a lead, and prints them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8420, help="the gateway's port")
     parser.add_argument("--data", type=Path, default=Path("customer-support-data"), help="where both keep their data")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    require_free(options.port)
     options.data.mkdir(parents=True, exist_ok=True)
     service_port = find_port()
     token = secrets.token_urlsafe(32)
@@ -44,14 +47,34 @@ def main() -> int:
                 subprocess.run(
                     [*toolgate, "key", "create", role, "--role", role, *settings], env=environment, check=True
                 )
-        print(f"the gateway serves http://127.0.0.1:{options.port}/mcp", flush=True)
         serve = [*toolgate, "serve", "--transport", "http", "--port", str(options.port), *settings]
-        return subprocess.run(serve, env=environment, check=False).returncode
+        return run_gateway(serve, environment)
     except KeyboardInterrupt:
         return 0
     finally:
         service.terminate()
         service.wait()
+
+
+def run_gateway(command: list[str], environment: dict[str, str]) -> int:
+    gateway = subprocess.Popen(command, env=environment)
+    try:
+        return gateway.wait()
+    except SystemExit:  # Ctrl-C reaches it by itself
+        gateway.terminate()
+        raise
+    finally:
+        gateway.wait()
+
+
+def require_free(port: int) -> None:
+    """Say it before the keys are printed if the gateway could not have its port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise SystemExit(f"port {port} is in use; choose another with --port") from None
 
 
 def find_port() -> int:

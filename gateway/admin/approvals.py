@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gateway.admin.workspaces import find_folder
 from gateway.db.approvals import ApprovalRecord, RememberedApproval, Scope
 from gateway.errors import Invalid
 from gateway.tools import Tool
@@ -35,6 +36,11 @@ async def show_approval(gateway: Gateway, approval_id: str, principal: str | Non
     """Return one question, of `principal` if one is named; a unique beginning of the id is enough."""
     await gateway.approvals.records.sweep()
     return await gateway.approvals.records.get(approval_id, principal)
+
+
+def describe_approval(gateway: Gateway, record: ApprovalRecord) -> dict[str, Any]:
+    """Return a question as data, with the attached folder of its chat."""
+    return {**record.to_dict(), "folder": find_folder(gateway, record.chat_id)}
 
 
 async def allow(

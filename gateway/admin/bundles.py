@@ -5,22 +5,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway import names, yamldoc
+from gateway import names
 from gateway.access import AccessPolicy
 from gateway.admin import switches
-from gateway.admin.search import find_words, rank_match
 from gateway.bundles import ToolSpec
 from gateway.bundles.field_types import RESERVED, ManifestSection
 from gateway.bundles.installed import InstalledTool, InstalledToolset
 from gateway.bundles.secret_references import mask_url
 from gateway.bundles.spec import AnyToolSpec, Toolset
+from gateway.document import YamlDocument, validate
 from gateway.errors import Conflict, Forbidden, NotFound
 from gateway.tools import Tool
-from gateway.yamldoc import YamlDocument
+from gateway.value import Value
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -32,12 +32,9 @@ BUILTIN_VERSION = "1"
 FIRST_VERSION = "1.0.0"
 # A process that loses more races than this against others gives up.
 _ATTEMPTS = 20
-# Ranks of search: a prefix, then whole words, in names or the description, then near ones.
-_RANKS = (0, 1, 1, 2)
 
 
-@dataclass(frozen=True)
-class BundleInfo:
+class BundleInfo(Value):
     """A bundle: the toolset `toolset`, or the builtins of the category `category`."""
 
     id: str
@@ -57,8 +54,7 @@ class BundleInfo:
         return self.toolset is None
 
 
-@dataclass(frozen=True)
-class BundleTool:
+class BundleTool(Value):
     """One tool of a bundle, `tool_id` for the gateway. `spec` is its declaration, None for a builtin."""
 
     id: str
@@ -210,7 +206,7 @@ async def put_tool(gateway: Gateway, bundle_id: str, slug: str, version: str, va
             raise Conflict(f"the bundle has version {version!r} of {slug!r} already", code="TOOL_EXISTS")
         tool_id = _choose_tool_id(slug, version, {item.id.partition(":")[2] for item in now.tools})
         document = YamlDocument("", INVALID_TOOL, {"tool": {**values, "id": tool_id, "slug": slug, "version": version}})
-        tool = yamldoc.validate(document, _ToolDocument).tool
+        tool = validate(document, _ToolDocument).tool
         properties = (tool.input_schema or {}).get("properties", {})
         variables = {name for _, name in tool.placeholders() if name.isupper() and name not in properties}
         declared = _dump(now.spec)
@@ -253,18 +249,13 @@ async def delete_tool(gateway: Gateway, bundle_id: str, slug: str, version: str)
     await gateway.reload()
 
 
-def rank_tools(tools: Iterable[BundleTool], query: str) -> list[tuple[int, BundleTool]]:
-    """Return the tools that match, each with its rank: 0 where the slug or name begins with the query, 1 where
-    its words occur as whole words, 2 where they are near. It takes long for many tools; run it in a thread."""
-    wanted = " ".join(query.lower().split())
-    words = find_words(wanted)
-    ranked = []
-    for tool in tools:
-        titles = tool.slug, tool.display_name
-        rank = rank_match(titles, tool.tool.tags, tool.tool.description, wanted, words)
-        if rank is not None:
-            ranked.append((_RANKS[rank], tool))
-    return ranked
+async def rank_tools(gateway: Gateway, tools: Iterable[BundleTool], query: str) -> list[BundleTool]:
+    """Return the tools that match, best first."""
+    by_id = {tool.id: tool for tool in tools}
+    recency = {tool.id: (tool.modified_at, tool.last_called_at or "") for tool in by_id.values()}
+    searched = {tool.id: tool.tool for tool in by_id.values()}
+    found = await gateway.searches.bundles.find(searched, query, len(by_id), recency=recency)
+    return [by_id[match.key] for match in found]
 
 
 class _ToolDocument(ManifestSection):
@@ -401,7 +392,7 @@ def _dump(spec: Toolset) -> dict[str, Any]:
 
 
 def _validate(values: Mapping[str, Any]) -> Toolset:
-    return yamldoc.validate(YamlDocument("", INVALID_TOOL, dict(values)), Toolset)
+    return validate(YamlDocument("", INVALID_TOOL, dict(values)), Toolset)
 
 
 async def _find_toolset(gateway: Gateway, bundle_id: str) -> InstalledToolset | None:

@@ -7,7 +7,7 @@ import stat
 import zipfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
@@ -26,10 +26,12 @@ from gateway.calls import Call, Caller, check_chat
 from gateway.db.chats import ChatRow
 from gateway.errors import Forbidden, Invalid, NotFound
 from gateway.executor import Executor
-from gateway.tools import LIST_RESOURCES, READ_RESOURCE, WRITE_RESOURCE, Tool
+from gateway.tools import LIST_RESOURCES, READ_RESOURCE, WRITE_RESOURCE, Tool, denied_only
+from gateway.value import Value
 from gateway.workspace import Entry, Parts, Root, parse
 from gateway.workspace.blobs import CHUNK
 from gateway.workspace.history import Version
+from gateway.workspace.protected import is_protected, spare_protected
 from gateway.workspace.tree import EXECUTABLE, LINK, Tree, changes, diff, encode
 from gateway.workspace.versions import Versions
 from gateway.workspace.walk import ANY_DEPTH
@@ -50,8 +52,7 @@ class FileBackend(Protocol):
     def executor(self) -> Executor: ...
 
 
-@dataclass(frozen=True)
-class FileContent:
+class FileContent(Value):
     """A file opened for reading. `etag` changes with every change of it."""
 
     file: BinaryIO
@@ -59,8 +60,7 @@ class FileContent:
     etag: str
 
 
-@dataclass(frozen=True)
-class FileWritten:
+class FileWritten(Value):
     path: str
     size: int
     etag: str
@@ -76,10 +76,11 @@ async def list_chats(gateway: Gateway, principal: str | None, before: str | None
 class ChatFiles:
     """The files of one chat for one caller. Every request passes the extensions of the executor like a call of the tool
     that does the same, so it is refused by the same rules and recorded. A folder that a person has attached is changed
-    only by an administrator: nobody else can be asked here.
+    only by an administrator: nobody else can be asked here. For a model, its protected files stay as they are: only a
+    tool that asks each time may change them.
     """
 
-    def __init__(self, gateway: FileBackend, chat: str, caller: Caller, admin: bool) -> None:
+    def __init__(self, gateway: FileBackend, chat: str, caller: Caller, admin: bool, *, by_model: bool = False) -> None:
         self.chat = check_chat(chat)
         self._gateway = gateway
         self._versions = gateway.versions
@@ -87,6 +88,11 @@ class ChatFiles:
         self._admin = admin
         self._workspace = ChatWorkspace(gateway.versions, chat, caller.principal)
         self._hides = gateway.executor.hides(READ_RESOURCE)
+        # A person restores: what rules would ask about is brought back, too.
+        self._denied = denied_only(gateway.executor.hides(WRITE_RESOURCE))
+        self._protects = by_model and self._versions.is_attached(chat)
+        if self._protects:
+            self._denied = spare_protected(self._denied)
 
     async def list_files(
         self, path: str = ".", *, manifest: str | None = None, recursive: bool = True, after: str = "", limit: int = 100
@@ -122,6 +128,9 @@ class ChatFiles:
         parts = parse(path)
         if not parts:
             raise Invalid("the path names no file")
+        if self._protects and is_protected("/".join(parts)):
+            message = f"{path!r} is a protected file of a person's folder; use write_file, which asks each time"
+            raise Forbidden(message, code="PROTECTED_FILE")
 
         async def work() -> FileWritten:
             async with self._versions.hold(self.chat, self._caller.principal) as files:
@@ -145,7 +154,7 @@ class ChatFiles:
             if manifest is not None:
                 found: str | None = (await self._versions.find(self.chat, manifest)).id
             elif message is not None:
-                found = await manifests.of_message(self.chat, message)
+                found = await manifests.find_by_message(self.chat, message)
                 if found is None and not await manifests.knows_message(self.chat, message):
                     raise NotFound(f"chat {self.chat!r} has no message {message!r}", code="MESSAGE_NOT_FOUND")
             else:
@@ -178,11 +187,11 @@ class ChatFiles:
 
     async def restore(self, manifest: str) -> CheckoutResult:
         """Restore the files of a version; the current ones are saved as a version first."""
-        arguments = {"manifest": manifest}
-        return await self._change("versions/restore", arguments, lambda: self._workspace.checkout(manifest), used=True)
+        work = lambda: self._workspace.checkout(manifest, hides=self._denied)  # noqa: E731
+        return await self._change("versions/restore", {"manifest": manifest}, work, used=True)
 
     async def undo(self) -> CheckoutResult:
-        return await self._change("versions/undo", {}, self._workspace.undo, used=True)
+        return await self._change("versions/undo", {}, lambda: self._workspace.undo(self._denied), used=True)
 
     async def branch(self, manifest: str, message: str) -> CheckoutResult:
         """Restore a version as a new one, the files of `message`, from which later changes branch off."""
@@ -194,8 +203,8 @@ class ChatFiles:
                 if await self._versions.manifests.knows_message(self.chat, message):
                     raise Invalid(f"there is a message {message!r} already; choose another id", code="MESSAGE_EXISTS")
                 await self._versions.manifests.store_message(self.chat, message, None, target)
-                what = await files.branch(target, message, message)
-                return CheckoutResult(files.head.manifest_id, current, what)
+                what = await files.branch(target, message, message, self._denied)
+                return CheckoutResult(files.head.manifest_id, current, what, files_left_out=len(files.left_out))
 
         return await self._change("versions/branch", {"manifest": manifest, "message": message}, work, used=True)
 

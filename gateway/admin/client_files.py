@@ -21,7 +21,7 @@ import yaml
 from gateway.admin.clients import CLIENTS, JsonObject, Snippet, to_toml, to_yaml
 from gateway.errors import Conflict, Forbidden, Invalid, Unavailable
 from gateway.files import create_file
-from gateway.yamldoc import blank_comments, parse_file, to_plain_json
+from gateway.yamldoc import blank_comments, explain_json_error, parse_file, to_plain_json
 
 # Backups kept of one file; each change makes one.
 _BACKUPS = 10
@@ -38,7 +38,11 @@ def merge(file: Path, before: bytes | None, snippet: Snippet) -> tuple[bytes, st
     try:
         text, replaced = put(_decode(content.removeprefix(mark)), key, snippet.name, snippet.entry)
     except Invalid as refusal:
-        hint = f'the file was not changed. Add this to its "{key}" by hand: {_to_paste(snippet)}'
+        if snippet.file.suffix in _PUT:  # these formats need their lines
+            hint = f"the file was not changed. Add these lines by hand:\n{snippet.text}"
+            raise Invalid(f"{file}: {refusal.message}; {hint}", **refusal.details, paste=snippet.text) from None
+        entry = json.dumps({snippet.name: snippet.entry}, ensure_ascii=False)[1:-1]
+        hint = f'the file was not changed. Add this to its "{key}" by hand: {entry}'
         raise Invalid(f"{file}: {refusal.message}; {hint}", **refusal.details) from None
     return mark + text.encode(), replaced
 
@@ -70,6 +74,8 @@ def find_entry(file: Path, snippet: Snippet) -> JsonObject | None:
         return None
     try:
         servers = parse_file(_decode(content.removeprefix(codecs.BOM_UTF8)), snippet.file.suffix)
+        if not isinstance(servers, dict | None):
+            raise Invalid("the top level is not an object")
         for step in _path(servers or {}, CLIENTS[snippet.client].key):
             servers = (servers or {}).get(step)
         entry = (servers or {}).get(snippet.name)
@@ -83,12 +89,6 @@ def find_backups(file: Path) -> list[Path]:
     """The backups that were made of a client's file, newest first."""
     pattern = re.compile(re.escape(file.name) + r"\.[0-9]{8}-[0-9]{6}-[0-9]{6}\.bak")
     return sorted((path for path in file.parent.glob("*.bak") if pattern.fullmatch(path.name)), reverse=True)
-
-
-def _to_paste(snippet: Snippet) -> str:
-    if snippet.file.suffix in _PUT:
-        return f"\n{snippet.text}"
-    return json.dumps({snippet.name: snippet.entry}, ensure_ascii=False)[1:-1]
 
 
 def read(file: Path) -> bytes | None:
@@ -160,7 +160,7 @@ class _JsonText:
         try:
             value = _decoder.decode(self.plain)
         except json.JSONDecodeError as error:
-            raise _syntax_error(self.text, error.pos, error.msg) from None
+            raise _syntax_error(self.text, error.pos, explain_json_error(error)) from None
         except RecursionError:
             raise _syntax_error(self.text, start, "nested too deeply") from None
         if not isinstance(value, dict):

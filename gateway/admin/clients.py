@@ -65,7 +65,7 @@ CLIENTS: Mapping[str, ClientApp] = {
     "lm-studio": ClientApp("LM Studio", "mcpServers", "Turn it on under Program > Integrations."),
 }
 _BRIDGE = (
-    "Claude Desktop only starts local commands from this file, so `mcp-remote` (needs Node.js 18 or later) carries "
+    "Claude Desktop only starts local commands from this file, so mcp-remote (needs Node.js 18 or later) carries "
     "calls to the URL; a public https gateway can be added under Settings > Connectors instead."
 )
 _PATH_OPTIONS = ("--workspace", "--data-dir", "--config")

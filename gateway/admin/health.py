@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sqlite3
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway import __version__
+from gateway.admin.client_files import find_entry
 from gateway.admin.clients import CLIENTS, make_snippets, serve_command
 from gateway.admin.health_monitor import HealthCheck, ProblemKey
 from gateway.admin.token_costs import find_long_descriptions
@@ -44,7 +44,6 @@ _LONG_DESCRIPTIONS = 5
 # Chats named for their size.
 _LARGEST_CHATS = 3
 # The gateway's entry in a client's JSON, TOML or YAML.
-_ENTRY = re.compile(r'"toolgate"|\.toolgate\]|^\s*toolgate:', re.MULTILINE)
 
 
 async def check_machine(settings: Settings, file: Path | None = None) -> list[HealthCheck]:
@@ -55,7 +54,8 @@ async def check_machine(settings: Settings, file: Path | None = None) -> list[He
 async def check_health(gateway: Gateway, file: Path | None = None, probe: Step | None = None) -> list[HealthCheck]:
     """Check the machine and the gateway, and name what other gateways on the data directory notice: the list that
     `doctor`, REST and the console show. With `probe`, which is told each step, connect to the upstream servers too."""
-    checks = [*await check_machine(gateway.settings, file), *await check_gateway(gateway)]
+    parts = [part for part in await check_gateway(gateway) if part.subject != "sandbox"]  # the machine's says more
+    checks = [*await check_machine(gateway.settings, file), *parts]
     if probe is not None:
         checks = [check for check in checks if check.subject != "upstream"] + await check_upstreams(gateway, probe)
     return checks
@@ -150,8 +150,11 @@ def check_clients() -> Iterator[HealthCheck]:
         title = CLIENTS[snippet.client].title
         if not snippet.folder.is_dir():
             continue
-        text = snippet.file.read_text(encoding="utf-8", errors="replace") if snippet.file.is_file() else ""
-        there = _ENTRY.search(text) is not None
+        try:
+            there = find_entry(snippet.file, snippet) is not None
+        except GatewayError as refusal:
+            yield HealthCheck("client", "note", f"{title} is here, but its settings are broken: {refusal.message}")
+            continue
         advice = "has toolgate" if there else f"is here; add toolgate with: toolgate client install {snippet.client}"
         yield HealthCheck("client", "ok" if there else "note", f"{title} {advice}")
 
@@ -217,20 +220,21 @@ def _check_files(settings: Settings, file: Path | None) -> Iterator[HealthCheck]
     free = shutil.disk_usage(directory).free // 2**20
     low = free < _LOW_SPACE_MEBIBYTES
     advice = "; free some space" if low else ""
-    yield HealthCheck("data", "fail" if low else "ok", f"{directory}, {free} MiB free{advice}")
+    amount = f"{free} MiB" if free < 1024 else f"{free / 1024:.1f} GiB"
+    yield HealthCheck("data", "fail" if low else "ok", f"{directory}, {amount} free{advice}")
     yield HealthCheck("logs", "ok", f"{directory / 'logs'}: stderr of servers; `serve --log-file` logs there, too")
     if directory.stat().st_mode & 0o077:
         yield HealthCheck("data", "note", f"other users can read {directory}; chmod 700 prevents that")
 
 
 async def _check_unstarted(setup: UpstreamSetup, spec: Spec) -> HealthCheck:
-    memory = await setup.gateway.upstreams.store.recall(spec.name)
+    listing = await setup.gateway.upstreams.store.load_listing(spec.name)
     advice = f"to connect now: toolgate upstream test {spec.name}"
-    if memory.error is not None:
-        reason = visible(memory.error)
+    if listing.error is not None:
+        reason = visible(listing.error)
         message = f"{spec.name} of {spec.origin} did not answer: {reason}; {advice}"
-        return HealthCheck("upstream", "fail", message, spec.name, memory.error_at)
-    seen = f"{len(memory.tools or ())} tools when it last answered" if memory.seen_at else "never connected"
+        return HealthCheck("upstream", "fail", message, spec.name, listing.error_at)
+    seen = f"{len(listing.tools or ())} tools when it last answered" if listing.seen_at else "never connected"
     message = f"{spec.name} of {spec.origin} is not started here; {seen}; {advice}"
     return HealthCheck("upstream", "ok", message, spec.name)
 
@@ -239,7 +243,7 @@ async def _check_probe(
     setup: UpstreamSetup, name: str, result: ProbeResult | GatewayError
 ) -> AsyncIterator[HealthCheck]:
     if isinstance(result, GatewayError):
-        since = (await setup.gateway.upstreams.store.recall(name)).error_at
+        since = (await setup.gateway.upstreams.store.load_listing(name)).error_at
         advice = f"{result.message}; fix that, then run: toolgate upstream test {name}"
         yield HealthCheck("upstream", "fail", advice, name, since)
         return

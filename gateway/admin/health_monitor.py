@@ -7,16 +7,18 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from gateway.db import DATABASE_FILE, timestamp
 from gateway.db.health_events import HealthEvent, HealthEvents
+from gateway.db.journal import UNVERIFIED, list_unverified
 from gateway.errors import GatewayError
 from gateway.names import new_id
 from gateway.sandbox.detect import FIXES, peek_survey, survey
 from gateway.secrets import KNOWN
 from gateway.text import visible
+from gateway.value import Value
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -25,14 +27,14 @@ log = logging.getLogger(__name__)
 
 STORE_SECONDS = 5.0
 MESSAGE_LIMIT = 1000
+EVENTS_SHOWN = 100
 
 
 # The subject of a problem, and the name of the upstream server.
 ProblemKey = tuple[str, str | None]
 
 
-@dataclass(frozen=True)
-class HealthCheck:
+class HealthCheck(Value):
     """The state of one thing the gateway needs, with what to do about it unless it is `ok`. `name` is that of an
     upstream server, `since` when a problem of a running gateway began."""
 
@@ -83,9 +85,9 @@ class HealthMonitor:
                 self._end(key, timestamp(time.time()))
             await self._store()
 
-    async def list_events(self, limit: int = 100) -> list[HealthEvent]:
+    async def list_events(self) -> list[HealthEvent]:
         """Return the latest problems of all processes, those that last first."""
-        return await self._events.list_recent(limit)
+        return await self._events.list_recent(EVENTS_SHOWN)
 
     async def _note(self, failing: Mapping[ProblemKey, HealthCheck]) -> None:
         now = timestamp(time.time())
@@ -128,15 +130,19 @@ class HealthMonitor:
             yield HealthCheck(subject, "fail", f"{error.message}; the database is {store}")
         failure = gateway.storage_failure
         advice = f"call records wait in {gateway.settings.data_dir}: {failure}; free some space, or repair the disk"
-        yield HealthCheck("journal", "fail" if failure else "ok", advice if failure else "call records are written")
+        unverified = [] if failure else list_unverified(gateway.settings.data_dir / DATABASE_FILE)
+        if unverified:
+            yield HealthCheck("journal", "note", f"{', '.join(map(str, unverified))}: {UNVERIFIED}")
+        else:
+            yield HealthCheck("journal", "fail" if failure else "ok", advice if failure else "call records are written")
         found = await survey() if thorough else peek_survey()
         if found is not None:
             works = found.sandbox is not None or gateway.settings.sandbox.allow_unsandboxed
             fix = f"toolsets and programs cannot run: this machine offers no sandbox; {FIXES[0]}"
             name = found.sandbox.name if found.sandbox is not None else "no sandbox, as the settings allow"
             yield HealthCheck("sandbox", "ok" if works else "fail", name if works else fix)
-        if (untraced := gateway.tracing_failure) is not None:
-            yield HealthCheck("traces", "note", f"{untraced}; check telemetry.otel and the receiver there")
+        for signal, reason in gateway.otlp_failures.items():
+            yield HealthCheck(signal, "note", f"{reason}; check telemetry.otel and the receiver there")
         for name, upstream in gateway.upstreams.by_name.items() if gateway.passthrough() is not None else ():
             eager = not upstream.spec.settings.lazy
             advice = f"{upstream.error or 'it is not connected yet'}; see: toolgate upstream test {name}"

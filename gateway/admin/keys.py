@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gateway.calls import LOCAL
 from gateway.db.api_keys import ApiKey as ApiKey
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from gateway.db.sessions import SessionRow
     from gateway.gateway import Gateway
     from gateway.identity import Principal
+
+
+def describe_key(key: ApiKey) -> dict[str, Any]:
+    """Return all of a key but the digest of its secret."""
+    names = ("id", "name", "role", "profile", "hint", "status", "created_at", "created_by", "expires_at")
+    return {name: getattr(key, name) for name in (*names, "last_used_at", "revoked_at")}
+
+
+def describe_client(grant: Grant) -> dict[str, Any]:
+    """Return who connected a client, and what it may do."""
+    names = ("id", "principal", "client_name", "permission", "resource", "created_at")
+    return {name: getattr(grant, name) for name in names}
 
 
 async def create_key(
@@ -41,10 +53,12 @@ async def list_keys(gateway: Gateway) -> list[ApiKey]:
 async def revoke_key(gateway: Gateway, key_id: str) -> ApiKey:
     """Revoke a key, named by its id, or by its name if only one active key has it. The next request with it is
     refused, in every process."""
-    keys = [key for key in await gateway.api_keys.list() if key.status == "active" or key.id == key_id]
+    known = await gateway.api_keys.list()
+    keys = [key for key in known if key.status == "active" or key.id == key_id]
     found = [key for key in keys if key.id == key_id] or [key for key in keys if key.name == key_id]
     if not found:
-        raise NotFound(f"there is no key {key_id!r}; see: toolgate key list", code="UNKNOWN_KEY")
+        problem = "has no active key" if any(key.name == key_id for key in known) else "is no key"
+        raise NotFound(f"{key_id!r} {problem}; see: toolgate key list", code="UNKNOWN_KEY")
     if len(found) > 1:
         ids = ", ".join(key.id for key in found)
         raise Invalid(f"{len(found)} keys are named {key_id!r}; revoke one by its id: {ids}", code="AMBIGUOUS_KEY")

@@ -1,11 +1,12 @@
-"""Metrics in the format of Prometheus. They are read from what the gateway counts anyway, when they are asked for, so
-that a call pays nothing for them."""
+"""Metrics, for Prometheus and OTLP receivers. They are read from what the gateway counts anyway, when somebody asks for
+them, so that a call pays nothing."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,12 +36,17 @@ _APPROVALS = 1000
 
 async def write_metrics(gateway: Gateway, accept: str) -> tuple[bytes, str]:
     """Return the metrics and their content type, as far as possible one that a client accepts."""
-    families = [*await _describe_gateway(gateway), *_describe_calls(gateway)]
     encode, content_type = choose_encoder(accept)
+    return await asyncio.to_thread(encode, await read_metrics(gateway)), content_type
+
+
+async def read_metrics(gateway: Gateway) -> CollectorRegistry:
+    """Return the metrics as they are now; those of the process are read when they are collected."""
+    families = [*await _describe_gateway(gateway), *_describe_calls(gateway)]
     registry = CollectorRegistry()
     for collector in (_Collected(families), PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
         registry.register(collector)
-    return await asyncio.to_thread(encode, registry), content_type
+    return registry
 
 
 class _Collected(Collector):
@@ -98,4 +104,8 @@ def _gauge(name: str, about: str, value: float) -> Metric:
 
 
 def _size(path: Path) -> int:
-    return sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*") if each.is_file())
+    size = 0
+    for each in path.parent.glob(f"{path.name}*"):
+        with suppress(FileNotFoundError):  # journal files come and go
+            size += each.stat().st_size
+    return size

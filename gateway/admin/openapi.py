@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from gateway.bundles.spec import FILE_NAME
 from gateway.config import HttpSettings
 from gateway.errors import NotFound
 from gateway.net.policy import NetworkPolicy
+from gateway.value import Value
 from gateway.yamldoc import FAST_BYTES_LIMIT
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ _DOWNLOAD_SECONDS = 60.0
 _SHOWN, _NOTES_SHOWN = 3, 15
 
 
-@dataclass(frozen=True)
-class ImportReport:
+class ImportReport(Value):
     """An import, the folder it was written to, and the toolset if it was installed."""
 
     imported: OpenApiImport

@@ -17,11 +17,11 @@ from gateway.calls import LOCAL, Call, Caller
 from gateway.config import RoleSettings, Settings
 from gateway.config.loader import read_document
 from gateway.config.settings import ApprovalRule, ApprovalSettings, CategorySettings, Patterns, Section
+from gateway.document import validation_error
 from gateway.errors import Forbidden, InputRequired
 from gateway.executor import Executor
 from gateway.identity.roles import Roles
 from gateway.secrets import KNOWN
-from gateway.yamldoc import validation_error
 
 if TYPE_CHECKING:
     from gateway.db.call_records import CallRecord
@@ -48,12 +48,12 @@ class PolicyChanges(Section):
 
     def apply(self, settings: Settings) -> Settings:
         """Return the settings with these changes."""
-        given = {} if self.approval is None else _given(self.approval, *self.approval.model_fields_set)
-        approval = settings.approval.model_copy(update=given | _given(self, "rules", "mode", "out_of_band"))
-        return settings.model_copy(update={"approval": approval} | _given(self, "roles", "categories"))
+        given = {} if self.approval is None else _explicit_fields(self.approval, *self.approval.model_fields_set)
+        approval = settings.approval.model_copy(update=given | _explicit_fields(self, "rules", "mode", "out_of_band"))
+        return settings.model_copy(update={"approval": approval} | _explicit_fields(self, "roles", "categories"))
 
 
-def _given(section: Section, *names: str) -> dict[str, Any]:
+def _explicit_fields(section: Section, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(section, name)) is not None}
 
 
@@ -184,7 +184,9 @@ class _Decider:
         error = (await self._executor.call_tool(call)).error
         if error is None:
             return PolicyDecision("allow", "")
-        return PolicyDecision("ask" if isinstance(error, InputRequired) else "deny", error.message)
+        if isinstance(error, InputRequired):  # its message says how a caller can be asked
+            return PolicyDecision("ask", error.details["reason"])
+        return PolicyDecision("deny", error.message)
 
     def _make_caller(self, record: CallRecord) -> Caller:
         if record.principal == LOCAL or record.principal not in self._role_of:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from gateway.catalog import Catalog
 from gateway.db.switches import CategoryRow
 from gateway.errors import Forbidden, GatewayError, NotFound
 from gateway.names import did_you_mean
+from gateway.sources.builtin.source import as_declared
 from gateway.tools import Category, Tool
 
 if TYPE_CHECKING:
@@ -44,12 +46,20 @@ async def enable_tools(gateway: Gateway, tools: Sequence[str], enabled: bool) ->
 
 async def list_withheld(gateway: Gateway) -> list[tuple[Tool, str]]:
     """List the tools that exist and are not offered, each with the reason and the remedy."""
-    known = [tool for source in gateway.sources for tool in await source.list_tools()]
     return [
-        (tool, tool.withheld or gateway.catalog.refusal(tool.id).message)
-        for tool in known
-        if gateway.catalog.get(tool.id) is None
+        (as_declared(tool), tool.withheld or gateway.catalog.refusal(tool.id).message)
+        for tool in await _find_withheld(gateway)
     ]
+
+
+async def count_withheld(gateway: Gateway) -> Counter[str]:
+    """Count the tools that exist and are not offered by category. Modules of builtins that are off stay unloaded."""
+    return Counter(tool.category for tool in await _find_withheld(gateway))
+
+
+async def _find_withheld(gateway: Gateway) -> list[Tool]:
+    known = [tool for source in gateway.sources for tool in await source.list_tools()]
+    return [tool for tool in known if gateway.catalog.get(tool.id) is None]
 
 
 def list_categories(gateway: Gateway) -> list[Category]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.access import ListMode
 from gateway.catalog import Catalog, CatalogEntry, mcp_tool
 from gateway.discovery import DESCRIPTION_LIMIT, count_tokens, short_list, shorten
+from gateway.value import Value
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 DEFAULT = "default"
 
 
-@dataclass(frozen=True)
-class ListCost:
+class ListCost(Value):
     """The list of a profile, or of clients without one under the name `default`. `tokens` are those of all its tools,
     `output_schemas` those of them that describe results, `short_tokens` those of the short list, if its mode has
     one."""

@@ -6,13 +6,13 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gateway.admin.switches import find_toolset
 from gateway.admin.upstream_setup import load_setup
-from gateway.admin.upstreams import override_server_tool
+from gateway.admin.upstreams import AskSecret, override_server_tool
 from gateway.bundles.installed import InstalledToolset, describe_server
 from gateway.bundles.library import BundleDifference
 from gateway.bundles.lint import lint
@@ -20,11 +20,15 @@ from gateway.bundles.openapi import BASELINE_NAME
 from gateway.bundles.scaffold import write_scaffold
 from gateway.bundles.spec import FILE_NAME, Server, dump, load
 from gateway.calls import Progress, no_progress
+from gateway.catalog import Catalog
 from gateway.config import Settings
 from gateway.errors import Conflict, Forbidden, Invalid, NotFound
+from gateway.names import did_you_mean
+from gateway.sources.toolsets import secrets_owner
 from gateway.sources.toolsets.assembly import fetch_bundle
 from gateway.sources.upstreams.spec import ADDED
 from gateway.tools import Permission, Tool
+from gateway.value import Value
 from gateway.yamldoc import find_line
 
 if TYPE_CHECKING:
@@ -34,8 +38,7 @@ if TYPE_CHECKING:
 TESTS = "tests"
 
 
-@dataclass(frozen=True)
-class ServerInfo:
+class ServerInfo(Value):
     """One MCP server of a toolset: `allowed`, `held back` until a person agrees, or `off`."""
 
     server: Server
@@ -62,12 +65,12 @@ class ServerInfo:
         }
 
 
-@dataclass(frozen=True)
-class ToolsetInfo:
+class ToolsetInfo(Value):
     """An installed toolset with its tools; a tool that is not offered has the reason in `withheld`."""
 
     installed: InstalledToolset
     tools: tuple[Tool, ...]
+    stored_secrets: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -88,9 +91,11 @@ class ToolsetInfo:
         if installed.masked:
             names = ", ".join(installed.masked)
             yield f"secret values in toolset.yaml were not stored; set in the environment: {names}"
-        variables = installed.spec.variables() - {*installed.masked}
+        variables = installed.spec.variables() - {*installed.masked, *self.stored_secrets}
         if missing := sorted(name for name in variables if name not in os.environ):
             yield f"not set in the environment: {', '.join(missing)}"
+        if secrets := [name for name in installed.spec.secrets if name in missing]:
+            yield f"a secret can also be stored: toolgate toolset secret {installed.id} {secrets[0]}"
 
     @property
     def warnings(self) -> list[str]:
@@ -215,11 +220,11 @@ async def test_toolset(
 
 
 async def list_toolsets(gateway: Gateway) -> list[ToolsetInfo]:
-    return [await _info(gateway, installed) for installed in await gateway.toolsets.library.list()]
+    return [await _describe(gateway, installed) for installed in await gateway.toolsets.library.list()]
 
 
 async def show_toolset(gateway: Gateway, toolset_id: str) -> ToolsetInfo:
-    return await _info(gateway, await gateway.toolsets.library.get(toolset_id))
+    return await _describe(gateway, await gateway.toolsets.library.get(toolset_id))
 
 
 async def export_toolset(gateway: Gateway, toolset_id: str, output: BinaryIO | Path | None = None) -> Path | None:
@@ -241,8 +246,27 @@ async def enable_toolset(gateway: Gateway, toolset_id: str, enabled: bool) -> No
 
 
 async def uninstall_toolset(gateway: Gateway, toolset_id: str) -> None:
-    """Remove a toolset, its files and the changes to its tools."""
+    """Remove a toolset, its files, its secrets and the changes to its tools."""
     await gateway.toolsets.library.uninstall(toolset_id)
+    gateway.toolsets.secrets.forget(secrets_owner(toolset_id))
+
+
+async def keep_secret(gateway: Gateway, toolset_id: str, variable: str, ask_secret: AskSecret) -> None:
+    """Store the value of a secret that a toolset declares; its next call uses it."""
+    await _require_secret(gateway, toolset_id, variable)
+    gateway.toolsets.secrets.keep(secrets_owner(toolset_id), {variable: ask_secret(variable)})
+
+
+async def forget_secret(gateway: Gateway, toolset_id: str, variable: str) -> None:
+    await _require_secret(gateway, toolset_id, variable)
+    gateway.toolsets.secrets.forget(secrets_owner(toolset_id), variable)
+
+
+async def _require_secret(gateway: Gateway, toolset_id: str, variable: str) -> None:
+    declared = (await gateway.toolsets.library.get(toolset_id)).spec.secrets
+    if variable not in declared:
+        listed = did_you_mean(variable, declared) or f"; it declares {', '.join(declared) or 'none'}"
+        raise NotFound(f"{toolset_id} declares no secret {variable!r}{listed}", code="UNKNOWN_SECRET")
 
 
 async def override_tool(gateway: Gateway, tool_id: str, changes: Mapping[str, Any]) -> None:
@@ -279,7 +303,7 @@ async def describe_original(gateway: Gateway, tool: Tool) -> dict[str, Any] | No
     setup = await load_setup(gateway)
     if owner not in setup.specs or (toolset_id is None and setup.specs[owner].origin != ADDED):
         return None
-    listed = (await gateway.upstreams.store.recall(owner)).tools or ()
+    listed = (await gateway.upstreams.store.load_listing(owner)).tools or ()
     raw = next((each for each in listed if isinstance(each, dict) and each.get("name") == own), {})
     hints = raw.get("annotations") or {}
     asks = setup.specs[owner].settings.requires_confirmation
@@ -320,19 +344,25 @@ def create_toolset(directory: Path, toolset_id: str | None = None) -> list[Path]
     return list(write_scaffold(directory, toolset_id))
 
 
-async def _info(gateway: Gateway, installed: InstalledToolset) -> ToolsetInfo:
-    return ToolsetInfo(installed, tuple(await gateway.toolsets.source.describe_tools(installed)))
-
-
 async def add_installed(gateway: Gateway, installed: InstalledToolset) -> ToolsetInfo:
-    """Offer the tools of an installed toolset, and describe it; tools that categories or the profile withhold have the
-    reason and the remedy."""
-    catalog = await gateway.refresh()
-    tools = [
-        tool if tool.withheld or catalog.get(tool.id) else replace(tool, withheld=catalog.refusal(tool.id).message)
-        for tool in await gateway.toolsets.source.describe_tools(installed)
-    ]
-    return ToolsetInfo(installed, tuple(tools))
+    """Offer the tools of an installed toolset, and describe it."""
+    await gateway.refresh()
+    return await _describe(gateway, installed)
+
+
+async def _describe(gateway: Gateway, installed: InstalledToolset) -> ToolsetInfo:
+    """Describe a toolset. Tools that categories or the profile withhold have the reason and the remedy."""
+    tools = tuple(
+        [_with_reason(gateway.catalog, tool) for tool in await gateway.toolsets.source.describe_tools(installed)]
+    )
+    return ToolsetInfo(installed, tools, tuple(gateway.toolsets.secrets.names(secrets_owner(installed.id))))
+
+
+def _with_reason(catalog: Catalog, tool: Tool) -> Tool:
+    if tool.withheld is not None or catalog.get(tool.id) is not None:
+        return tool
+    refusal = catalog.refusal(tool.id)
+    return tool if refusal.code == "UNKNOWN_TOOL" else replace(tool, withheld=refusal.message)
 
 
 def _server_info(installed: InstalledToolset, server: Server) -> ServerInfo:

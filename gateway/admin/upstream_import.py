@@ -6,7 +6,6 @@ import os
 import sys
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,10 @@ from gateway.config import Settings
 from gateway.errors import GatewayError, Invalid, NotFound
 from gateway.names import did_you_mean
 from gateway.secrets import VariableNames
-from gateway.sources.upstreams.client_configs import Around, Candidate, Skipped, read
-from gateway.sources.upstreams.secret_store import SecretStore
+from gateway.sources.stored_secrets import SecretStore
+from gateway.sources.upstreams.client_configs import Candidate, ImportContext, Skipped, read
 from gateway.sources.upstreams.spec import ADDED
+from gateway.value import Value
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -30,8 +30,7 @@ _VARIABLES_LIMIT = 1024 * 1024
 _PROJECT_FOLDERS = (".cursor", ".vscode", ".idea")
 
 
-@dataclass(frozen=True)
-class FoundServer:
+class FoundServer(Value):
     """One server in a client's settings file, or the reason why it cannot be imported."""
 
     file: str
@@ -42,8 +41,7 @@ class FoundServer:
         return f"{self.file} ({self.server.place})" if self.server.place else self.file
 
 
-@dataclass(frozen=True)
-class ImportResult:
+class ImportResult(Value):
     """The outcome for one server: `imported`, `replaced` or `skipped` with the reason. `missing` names variables
     without a value, `questions` has what a client would ask for each."""
 
@@ -82,17 +80,17 @@ def parse_servers(text: str) -> list[FoundServer]:
     """Find the servers in the text of a client's settings, as somebody pastes it. Files that it refers to are not
     read."""
     suffix = ".json" if text.lstrip().startswith(("{", "/")) else ".toml" if text.lstrip().startswith("[") else ".yaml"
-    servers = read(text, Around(Path.home(), None, os.environ), VariableNames(), suffix)
+    servers = read(text, ImportContext(Path.home(), None, os.environ), VariableNames(), suffix)
     return [FoundServer("the pasted text", server) for server in servers]
 
 
 def importable_names(found: Sequence[FoundServer]) -> list[str]:
-    return [each.server.name for each in found if isinstance(each.server, Candidate)]
+    return list(dict.fromkeys(each.server.name for each in found if isinstance(each.server, Candidate)))
 
 
-def find_secrets(found: Sequence[FoundServer]) -> list[str]:
-    """The variables whose values stand in the files."""
-    return sorted({name for each in found if isinstance(each.server, Candidate) for name in each.server.values})
+def list_secrets(planned: Sequence[ImportResult]) -> list[str]:
+    """The variables of servers to be imported whose values stand in the files, each with its server."""
+    return [f"{variable} of {result.name}" for result in planned for variable in result.variables]
 
 
 def secrets_file(settings: Settings) -> Path:
@@ -135,12 +133,19 @@ def _describe(found: FoundServer, server: Candidate, outcome: str, keep: bool) -
         server.name,
         found.place,
         outcome,
-        reason="" if server.settings.get("enabled", True) else "it is off in the client, so it is off here too",
+        reason="; ".join(_list_changes(server)),
         settings=server.settings,
         variables=sorted(server.values),
         missing=known.missing(os.environ),
         questions=server.asks,
     )
+
+
+def _list_changes(server: Candidate) -> Iterator[str]:
+    if server.given_name not in ("", server.name):
+        yield f"{server.given_name[:80]!r} cannot be a name here, so it is {server.name!r}"
+    if not server.settings.get("enabled", True):
+        yield "it is off in the client, so it is off here too"
 
 
 def _require_new(imported: Mapping[str, FoundServer], found: FoundServer) -> None:
@@ -185,7 +190,7 @@ def _read_files(file: Path | None, workspace: Path | None) -> Iterator[FoundServ
         raise NotFound("no settings of a known client were found; name the file to import")
     names = VariableNames()
     for path in files:
-        around = Around(Path.home(), workspace or _project(path), os.environ, _read_variables)
+        around = ImportContext(Path.home(), workspace or _project(path), os.environ, _read_variables)
         try:
             servers = read(_read_text(path), around, names, path.suffix)
         except Invalid as refusal:

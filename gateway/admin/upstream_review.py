@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.admin.upstream_setup import load_setup
@@ -15,6 +15,7 @@ from gateway.sources.upstreams.pinning import difference
 from gateway.sources.upstreams.pinning import review as find_suspicious
 from gateway.sources.upstreams.poisoning import Finding
 from gateway.text import visible
+from gateway.value import Value
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -23,8 +24,7 @@ _SHORT_DIGEST = 12
 _DIGEST = re.compile(r"(?P<subject>.+)@(?P<digest>[0-9a-f]{8,64})", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class ReviewItem:
+class ReviewItem(Value):
     """One definition to decide on; `digest` is that of the text that is decided on."""
 
     texts: PinTexts

@@ -6,46 +6,49 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from gateway.bundles.field_types import RESERVED
 from gateway.bundles.installed import InstalledToolset
-from gateway.config import Settings, UpstreamSettings
+from gateway.config import UpstreamSettings
 from gateway.db.pins import Pin
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
-from gateway.mcp_client import ConnectionLost, McpClient, Unauthorized
+from gateway.mcp_client import ConnectionLost, ConnectTimeout, McpClient, Unauthorized
 from gateway.mcp_client.connect import Step, ignore_step
 from gateway.names import did_you_mean
 from gateway.oauth.store import LoginAccount
+from gateway.protocol import MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import RpcError
 from gateway.runtime.package_errors import find_package_error, quote_cause
 from gateway.secrets import KNOWN
 from gateway.sources.upstreams.client_configs import NAME
 from gateway.sources.upstreams.definitions import Definition, Key, Kind, define_all, fetch_list
 from gateway.sources.upstreams.poisoning import Finding, find_suspicions
-from gateway.sources.upstreams.registry import FACE
+from gateway.sources.upstreams.registry import CLIENT_IDENTITY
 from gateway.sources.upstreams.secret_store import UpstreamCredentials, missing
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 from gateway.sources.upstreams.tools import HELD
 from gateway.sources.upstreams.upstream import LIST_SECONDS, Upstream, open_newest
 from gateway.text import visible
 from gateway.tools import Tool
+from gateway.value import Value
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
 
-@dataclass(frozen=True)
-class UpstreamSetup:
-    """Every server that is set up, on or off. `held` has the servers of toolsets that wait for a person's consent."""
+class UpstreamSetup(Value):
+    """Every server that is set up, on or off. `held` has the servers of toolsets that wait for a person's consent,
+    `given` the secrets of a server that is not stored yet."""
 
     gateway: Gateway
     specs: Mapping[str, Spec]
     toolsets: frozenset[str]
     held: Mapping[str, InstalledToolset]
+    given: Mapping[str, str] | None = None
 
     def get(self, name: str) -> Spec:
         if name not in self.specs:
@@ -63,7 +66,9 @@ class UpstreamSetup:
         return spec
 
     def environment(self, spec: Spec) -> Mapping[str, str]:
-        """The values of `${VARIABLE}` for a server."""
+        """The values of `${VARIABLE}` for a server. Secrets of an earlier server of its name are not for a new one."""
+        if self.given is not None:
+            return {**os.environ, **self.given}
         return self.gateway.upstreams.secrets.environment(spec.name) if spec.origin == ADDED else os.environ
 
     def access(self, spec: Spec) -> UpstreamCredentials:
@@ -108,11 +113,12 @@ async def load_setup(gateway: Gateway) -> UpstreamSetup:
     toolsets = await gateway.installed_toolsets()
     specs = {spec.name: spec for spec in await registry.specs()}
     for name, settings in gateway.settings.upstreams.items():
-        specs.setdefault(name, Spec.of(name, settings, SETTINGS))
+        specs.setdefault(name, Spec.configured(name, settings, SETTINGS, gateway.settings.data_dir))
     _, rows = await registry.store.load()
     for row in rows:
         if row.name not in specs:
-            specs[row.name] = Spec.of(row.name, _read_settings(row.settings, row.enabled), ADDED)
+            settings = _read_settings(row.settings, row.enabled)
+            specs[row.name] = Spec.configured(row.name, settings, ADDED, gateway.settings.data_dir)
     held = {server.id: toolset for toolset in toolsets if toolset.enabled for server in toolset.pending_servers}
     return UpstreamSetup(
         gateway,
@@ -134,8 +140,7 @@ _CONCURRENT_PROBES = 8
 _LISTS = {"tools": "tools", "prompts": "prompts", "templates": "resources"}
 
 
-@dataclass(frozen=True)
-class ToolStatus:
+class ToolStatus(Value):
     """One tool: `offered`, `waits` for a person, `rejected` or `left out`; and the reason unless it is offered."""
 
     tool: Tool
@@ -157,8 +162,7 @@ class ToolStatus:
         }
 
 
-@dataclass(frozen=True)
-class ProbeResult:
+class ProbeResult(Value):
     """The answer of a server to a probe. `waiting` counts definitions that wait for review."""
 
     name: str
@@ -199,19 +203,22 @@ async def probe_upstream(setup: UpstreamSetup, spec: Spec, step: Step = ignore_s
     require_variables(setup, spec)
     store = setup.gateway.upstreams.store
     access = setup.access(spec)
-    era = (await store.recall(spec.name)).era
+    known = (await store.load_listing(spec.name)).era
+    era = known if known in MODERN_PROTOCOL_VERSIONS else None  # an old server may have been updated
     try:
         started = time.perf_counter()
-        link = await open_newest(spec, access.endpoint(), FACE, era, lambda text: step(f"{spec.name}: {text}"))
+        link = await open_newest(
+            spec, access.endpoint(), CLIENT_IDENTITY, era, lambda text: step(f"{spec.name}: {text}")
+        )
         step(f"{spec.name}: listing its tools")
         connected = time.perf_counter()
         try:
             async with asyncio.timeout(LIST_SECONDS):
-                lists = {name: await fetch_list(link, capability) for name, capability in _LISTS.items()}
+                lists = {name: (await fetch_list(link, capability)).entries for name, capability in _LISTS.items()}
             answered = time.perf_counter()
         finally:
             await link.close()
-        await store.remember(spec.name, era=link.protocol_version, instructions=link.instructions or "", **lists)
+        await store.save_listing(spec.name, era=link.protocol_version, instructions=link.instructions or "", **lists)
     except (GatewayError, RpcError, TimeoutError) as error:
         await store.record_failure(spec.name, _reason(error))
         raise _no_answer(spec, error) from error
@@ -247,21 +254,23 @@ def require_variables(setup: UpstreamSetup, spec: Spec) -> None:
         )
 
 
-def tool_statuses(settings: Settings, tools: tuple[Tool, ...], pins: list[Pin]) -> tuple[ToolStatus, ...]:
+def tool_statuses(gateway: Gateway, tools: tuple[Tool, ...], pins: list[Pin]) -> tuple[ToolStatus, ...]:
     states = {pin.name: pin.state for pin in pins if pin.kind == Kind.TOOL.value}
-    return tuple(_tool_status(settings, tool, states.get(tool.id.partition(":")[2])) for tool in tools)
+    return tuple(_tool_status(gateway, tool, states.get(tool.id.partition(":")[2])) for tool in tools)
 
 
-def _tool_status(settings: Settings, tool: Tool, pin_state: str | None) -> ToolStatus:
-    category = settings.category(tool.category)
+def _tool_status(gateway: Gateway, tool: Tool, pin_state: str | None) -> ToolStatus:
+    category = gateway.categories.get(tool.category) or gateway.settings.category(tool.category)
     if tool.withheld is not None:
         state = {"held": "waits", "rejected": "rejected"}.get(pin_state or "", "left out")
         return ToolStatus(tool, state, tool.withheld)
     if not category.enabled:
-        return ToolStatus(tool, "left out", f"the category {tool.category!r} is off")
+        remedy = f"turn it on with: toolgate category enable {tool.category}"
+        return ToolStatus(tool, "left out", f"the category {tool.category!r} is off; {remedy}")
     if not category.permission.allows(tool.permission):
         needs = f"it needs {tool.permission.value}, but its category allows only {category.permission.value}"
-        reason = f"{needs}; raise categories.{tool.category}.permission, or choose another category"
+        remedy = f"toolgate category set {tool.category} --level {tool.permission.value}"
+        reason = f"{needs}; choose another category, or raise this one's level with: {remedy}"
         return ToolStatus(tool, "left out", reason)
     return ToolStatus(tool, "offered", None)
 
@@ -277,20 +286,20 @@ async def _build_result(
 
     # An instance of its own: a server that is off has none in the registry.
     options = (other_tools, setup.environment(spec), registry.logins, gateway.settings)
-    upstream = Upstream(spec, registry.store, registry.pins, FACE, lambda: None, *options)
+    upstream = Upstream(spec, registry.store, registry.pins, CLIENT_IDENTITY, lambda _: None, *options)
     try:
         await upstream.load_cached()
     finally:
         await upstream.close()
-    pins, memory = await registry.pins.load(spec.name), await registry.store.recall(spec.name)
-    definitions = define_all(memory.tools or (), memory.prompts or (), memory.templates or (), memory.instructions)
+    pins, listed = await registry.pins.load(spec.name), await registry.store.load_listing(spec.name)
+    definitions = define_all(listed.tools or (), listed.prompts or (), listed.templates or (), listed.instructions)
     return ProbeResult(
         name=spec.name,
         era=link.protocol_version,
         server=link.server_info or {},
         connect_ms=connecting * 1000,
         list_ms=listing * 1000,
-        tools=tool_statuses(gateway.settings, upstream.tools, pins),
+        tools=tool_statuses(gateway, upstream.tools, pins),
         findings=await asyncio.to_thread(_find_suspicious, definitions.found),
         waiting=sum(pin.state == "held" for pin in pins),
         problems=tuple(visible(str(problem)) for problem in upstream.problems if problem.code != HELD),
@@ -312,9 +321,11 @@ def _reason(error: Exception) -> str:
 def _no_answer(spec: Spec, error: Exception) -> Unavailable:
     """Return the reason why a server did not answer, with the end of its program's stderr. That may be private: it is
     shown to whoever probes, and not stored."""
-    stderr = error.stderr if isinstance(error, ConnectionLost) else ""
+    stderr = error.stderr if isinstance(error, (ConnectionLost, ConnectTimeout)) else ""
     known = find_package_error(stderr)
     cause = known.text if known else f"stderr: {quote}" if (quote := quote_cause(stderr)) else ""
+    if known and known.variable:
+        cause += " of the gateway, or of the server: --env NAME=VALUE, 'env' in the settings"
     code = error.code if isinstance(error, GatewayError) else "UPSTREAM_UNAVAILABLE"
     login = {"login": spec.name} if isinstance(error, Unauthorized) and "login" in error.details else {}
     message = f"{spec.name} does not answer: {_reason(error)}" + (f"; {KNOWN.mask(cause)}" if cause else "")

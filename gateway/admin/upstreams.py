@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,18 +28,18 @@ from gateway.admin.upstream_setup import (
     tool_statuses,
 )
 from gateway.config import UpstreamSettings, mask
-from gateway.db.upstreams import Memory, encode_settings
+from gateway.db.upstreams import LastListing, encode_settings
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
 from gateway.mcp_client.connect import Step, ignore_step
-from gateway.oauth.flow import sign_in, sign_out
 from gateway.oauth.store import Login, LoginAccount
 from gateway.render import declare
 from gateway.sandbox.supervisor_main import remove as remove_folder
 from gateway.secrets import KNOWN, VARIABLE
 from gateway.sources.upstreams.client_configs import is_toolgate
 from gateway.sources.upstreams.secret_store import missing
-from gateway.sources.upstreams.spec import ADDED, Spec
+from gateway.sources.upstreams.spec import ADDED, Spec, bundle_folder
 from gateway.tasks import TaskSet
+from gateway.value import Value
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
@@ -54,8 +54,7 @@ AskSecret = Callable[[str], str]
 _FOLLOW_SECONDS = 0.25
 
 
-@dataclass(frozen=True)
-class UpstreamInfo:
+class UpstreamInfo(Value):
     """One server as it was when it last answered. `missing` names variables without a value, `waiting` counts
     definitions that wait for review."""
 
@@ -70,6 +69,10 @@ class UpstreamInfo:
     missing: Sequence[str] = ()
     tools: Sequence[ToolStatus] = ()
     waiting: int = 0
+
+    @property
+    def is_added(self) -> bool:
+        return self.origin == ADDED
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -89,8 +92,7 @@ class UpstreamInfo:
         }
 
 
-@dataclass(frozen=True)
-class UpstreamDetails:
+class UpstreamDetails(Value):
     """One server with its settings and the names of the secrets kept for it."""
 
     info: UpstreamInfo
@@ -101,8 +103,7 @@ class UpstreamDetails:
         return {**self.info.to_dict(), "settings": self.settings, "secrets": self.secrets}
 
 
-@dataclass(frozen=True)
-class LoginResult:
+class LoginResult(Value):
     """A login without its tokens, and the probe of the server with it or the reason why it did not answer."""
 
     login: Login = field(repr=False)
@@ -144,7 +145,8 @@ async def list_upstreams(gateway: Gateway) -> list[UpstreamInfo]:
 async def show_upstream(gateway: Gateway, name: str) -> UpstreamDetails:
     setup = await load_setup(gateway)
     spec = setup.get(name)
-    settings = KNOWN.mask_value(mask(spec.settings.model_dump(mode="json", exclude_defaults=True)))
+    settings = KNOWN.mask_value(mask(spec.stored.model_dump(mode="json", exclude_defaults=True)))
+    settings |= {"bundle": spec.stored.bundle} if spec.stored.bundle else {}  # a digest looks like a secret
     return UpstreamDetails(await _describe(setup, spec), settings, gateway.upstreams.secrets.names(name))
 
 
@@ -164,19 +166,21 @@ async def add_upstream(
     """
     setup = await load_setup(gateway)
     setup.require_free(name)
-    spec = Spec.of(name, _check_settings(name, settings), ADDED)
-    secrets = gateway.upstreams.secrets
-    if ask_secret is not None:
-        variables = missing(spec.settings.model_dump(), setup.environment(spec))
-        secrets.keep(name, {variable: value for variable in variables if (value := ask_secret(variable))})
+    spec = Spec.configured(name, _check_settings(name, settings), ADDED, gateway.settings.data_dir)
+    variables = missing(spec.settings.model_dump(), os.environ) if ask_secret is not None else ()
+    given = {variable: value for variable in variables if ask_secret and (value := ask_secret(variable))}
+    setup = replace(setup, given=given)
     await forget_history(gateway, name)
     try:
         result = await _probe_before_login(setup, spec, step) if test else None
         await gateway.upstreams.store.add(name, settings)
     except GatewayError as refusal:
-        await forget_history(gateway, name)
-        secrets.forget(name)
-        raise _explain_not_added(refusal) from None
+        # Another process may have added a server of this name meanwhile, whose history that would be.
+        if name not in (await load_setup(gateway)).specs:
+            await forget_history(gateway, name)
+        lacking = missing(spec.settings.model_dump(), setup.environment(spec))
+        raise _explain_not_added(refusal, name, lacking) from None
+    gateway.upstreams.secrets.replace(name, given)
     return result
 
 
@@ -278,14 +282,36 @@ async def remove_upstream(gateway: Gateway, name: str) -> None:
     account = setup.account(name)
     await registry.store.remove(name)
     await asyncio.to_thread(remove_folder, str(home))
+    if spec.settings.bundle is not None:
+        await remove_unused_bundles(gateway, 0, spec.settings.bundle)
     for path in (log, log.with_suffix(".log.1")):
         path.unlink(missing_ok=True)
     await registry.pins.forget(name)
+    # Imported here, as in the functions below: it loads the MCP SDK, which doubles the start of a command.
+    from gateway.oauth.flow import sign_out
+
     try:
         with suppress(NotFound):
             await sign_out(account, name, registry.logins)
     finally:  # the secrets go even if the logout fails
         registry.secrets.forget(name)
+
+
+async def remove_unused_bundles(gateway: Gateway, seconds: float, digest: str | None = None) -> None:
+    """Remove unpacked `.mcpb` files that no server runs from, this one or all that are older than `seconds`."""
+    data_dir = gateway.settings.data_dir
+    _, rows = await gateway.upstreams.store.load()
+    named = [row.settings.get("bundle") for row in rows]
+    named += [settings.bundle for settings in gateway.settings.upstreams.values()]
+    used = {bundle_folder(data_dir, each) for each in named if each}
+    folders = [bundle_folder(data_dir, digest)] if digest else list((data_dir / "mcpb").glob("*"))
+
+    def remove() -> None:
+        for folder in folders:
+            if folder not in used and folder.is_dir() and time.time() - folder.stat().st_mtime >= seconds:
+                remove_folder(str(folder))
+
+    await asyncio.to_thread(remove)
 
 
 async def keep_secret(gateway: Gateway, name: str, variable: str, ask_secret: AskSecret) -> None:
@@ -303,6 +329,8 @@ async def log_in(
     gateway: Gateway, name: str, show_url: Callable[[str], None], *, scopes: Sequence[str] = (), port: int = 0
 ) -> LoginResult:
     """Log in to a server and probe it. `show_url` gets the address to open in a browser."""
+    from gateway.oauth.flow import sign_in
+
     setup = await load_setup(gateway)
     spec = setup.get(name)
     account = _require_account(setup, spec)
@@ -334,6 +362,8 @@ async def start_login(gateway: Gateway, name: str) -> str:
 
 async def log_out(gateway: Gateway, name: str) -> bool:
     """Forget the login to a server; True if its tokens were revoked as well."""
+    from gateway.oauth.flow import sign_out
+
     account = (await load_setup(gateway)).account(name)
     revoked = await sign_out(account, name, gateway.upstreams.logins)
     if account is not None and not account.unattended:
@@ -343,31 +373,31 @@ async def log_out(gateway: Gateway, name: str) -> bool:
 
 async def _describe(setup: UpstreamSetup, spec: Spec) -> UpstreamInfo:
     registry = setup.gateway.upstreams
-    memory, pins = await registry.store.recall(spec.name), await registry.pins.load(spec.name)
+    listing, pins = await registry.store.load_listing(spec.name), await registry.pins.load(spec.name)
     upstream = registry.by_name.get(spec.name)
     return UpstreamInfo(
         spec.name,
-        state=_state(setup, spec, memory),
+        state=_state(setup, spec, listing),
         origin=spec.origin,
-        error=memory.error,
-        era=memory.era,
+        error=listing.error,
+        era=listing.era,
         transport="stdio" if spec.settings.command is not None else "sse" if spec.settings.type == "sse" else "http",
         sandbox=_describe_sandbox(spec),
-        seen_at=memory.seen_at,
+        seen_at=listing.seen_at,
         missing=missing(spec.settings.model_dump(), setup.environment(spec)),
-        tools=tool_statuses(setup.gateway.settings, upstream.tools if upstream else (), pins),
+        tools=tool_statuses(setup.gateway, upstream.tools if upstream else (), pins),
         waiting=sum(pin.state == "held" for pin in pins),
     )
 
 
-def _state(setup: UpstreamSetup, spec: Spec, memory: Memory) -> str:
+def _state(setup: UpstreamSetup, spec: Spec, listing: LastListing) -> str:
     if not spec.settings.enabled:
         return "off"
-    if setup.access(spec).lacks_login(memory.error):
+    if setup.access(spec).lacks_login(listing.error):
         return "not logged in"
-    if memory.error is not None:
+    if listing.error is not None:
         return "failed"
-    return "ok" if memory.seen_at is not None else "new"
+    return "ok" if listing.seen_at is not None else "new"
 
 
 def _describe_sandbox(spec: Spec) -> str:
@@ -388,7 +418,9 @@ def _check_settings(name: str, settings: Mapping[str, Any]) -> UpstreamSettings:
         if url.scheme not in ("http", "https") and not VARIABLE.match(settings.get("url", "")):
             raise ValueError
     except ValueError:
-        raise Invalid("the URL is not an address such as https://host/mcp", code="INVALID_URL") from None
+        raise Invalid(
+            "the URL must begin with https:// or http://, as in https://host/mcp", code="INVALID_URL"
+        ) from None
     try:
         parsed = UpstreamSettings.model_validate(settings)
     except ValidationError as error:
@@ -418,13 +450,19 @@ async def _probe_before_login(setup: UpstreamSetup, spec: Spec, step: Step) -> P
         return refusal
 
 
-def _explain_not_added(refusal: GatewayError) -> GatewayError:
-    """Return the refusal with the hint that nothing was stored and what to do."""
+def _explain_not_added(refusal: GatewayError, name: str, lacking: Sequence[str]) -> GatewayError:
+    """Return the refusal with the hint that nothing was stored and what to do. A secret is stored for a server that
+    exists, so it is added first."""
     if isinstance(refusal, Conflict):
         return refusal
     kind = Unavailable if isinstance(refusal, Unavailable) else Invalid
     if refusal.code == "MISSING_VARIABLE":
-        message = f"nothing was added; add it with --no-test; then {refusal.message}"
+        one = len(lacking) == 1
+        message = (
+            f"{name} needs {', '.join(lacking)}, which {'is' if one else 'are'} not set; nothing was added. Set "
+            f"{'it' if one else 'them'} in the environment and repeat, or repeat with --no-test and then run: "
+            f"toolgate upstream secret {name} {lacking[0]}"
+        )
     else:
         message = f"{refusal.message}; nothing was added (--no-test adds it anyway)"
     return kind(message, code=refusal.code)

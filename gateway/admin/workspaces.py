@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gateway.calls import DEFAULT_CHAT, LOCAL
 from gateway.errors import Invalid, NotFound
-from gateway.tools import Hides, hide_nothing
+from gateway.sources.builtin.source import load
+from gateway.tools import Access, Hides, hide_nothing
+from gateway.value import Value
 from gateway.workspace import Entry, Parts, parse
 from gateway.workspace.blobs import CHUNK
 from gateway.workspace.diff import readable, summary
@@ -18,6 +20,7 @@ from gateway.workspace.globs import Selection
 from gateway.workspace.history import SHORT, Version, endpoints, history
 from gateway.workspace.os_errors import is_directory, is_link
 from gateway.workspace.tree import EMPTY_DIRECTORY, EXECUTABLE, LINK, Changes, Tree, changes, diff, directories, encode
+from gateway.workspace.unversioned import RestoredCopies
 from gateway.workspace.versions import Versions
 from gateway.workspace.walk import ANY_DEPTH
 
@@ -28,12 +31,13 @@ DIFF_LIMIT = 8 * 1024 * 1024
 UPLOAD_LIMIT = 1024 * 1024 * 1024
 _KINDS = {EXECUTABLE: "executable", LINK: "symlink", EMPTY_DIRECTORY: "directory"}
 
+_SOURCES = {"edit": "changes by hand", "user_upload": "an upload", "interrupted": "an interrupted call"}
+
 # Asked with a summary before files change; raises to refuse.
 Confirm = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class ListedFile:
+class ListedFile(Value):
     """One file or directory; the size is known of files as they are now."""
 
     path: str
@@ -41,8 +45,7 @@ class ListedFile:
     size: int | None = None
 
 
-@dataclass(frozen=True)
-class VersionDiff:
+class VersionDiff(Value):
     """The difference between two versions as text; `from_version` is None for the empty beginning."""
 
     from_version: str | None
@@ -55,20 +58,31 @@ class VersionDiff:
         return {"from": self.from_version, "to": self.to_version, **self.fields}
 
 
-@dataclass(frozen=True)
-class CheckoutResult:
-    """The version the files are at now (None for the empty beginning), the one they were at, and the changes."""
+class CheckoutResult(Value):
+    """The version the files are at now (None for the empty beginning), the one they were at, and the changes. `undone`
+    names what an undo took back, `restored` has ignored files that it brought back, and `missed` the calls since then
+    that no version has. `files_left_out` is the number of files that rules deny, which stayed as they were."""
 
     manifest: str | None
     previous: str | None
     changes: Changes
+    undone: str | None = None
+    restored: RestoredCopies | None = None
+    missed: tuple[str, ...] = ()
+    files_left_out: int = 0
 
     @property
     def summary(self) -> str:
         return summary(self.changes)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"manifest": self.manifest, "previous": self.previous, "changes": asdict(self.changes)}
+        shape: dict[str, Any] = {"manifest": self.manifest, "previous": self.previous, "changes": asdict(self.changes)}
+        if self.files_left_out:
+            shape["files_left_out"] = self.files_left_out
+        if self.undone is None:
+            return shape
+        restored = {} if self.restored is None else {"restored": asdict(self.restored)}
+        return {**shape, "undone": self.undone, "missed": list(self.missed), **restored}
 
 
 class ChatWorkspace:
@@ -110,19 +124,38 @@ class ChatWorkspace:
         result = await self._versions.compare(self.chat, old, new, Selection(paths, hides), DIFF_LIMIT)
         return VersionDiff(before, after, result.text, result.truncated, asdict(result))
 
-    async def checkout(self, manifest: str, confirm: Confirm | None = None) -> CheckoutResult:
-        """Restore the files of a version; the current ones are kept as a version first."""
+    async def checkout(
+        self, manifest: str, confirm: Confirm | None = None, hides: Hides = hide_nothing
+    ) -> CheckoutResult:
+        """Restore the files of a version, but for hidden ones; the current ones are kept as a version first."""
         target = (await self._versions.find(self.chat, manifest)).id
         async with self._versions.hold(self.chat, self._principal) as files:
             current = await files.save("edit")
-        return await self._restore(target, current, confirm)
+        return await self._restore(target, current, confirm, hides)
 
-    async def undo(self) -> CheckoutResult:
-        """Restore the version before the current one; unsaved edits are undone first."""
+    async def undo(self, hides: Hides = hide_nothing) -> CheckoutResult:
+        """Restore the version before the current one, but for hidden files; unsaved edits are undone first. If the
+        latest call changed only files that no version has, bring back these files."""
+        manifests = self._versions.manifests
         async with self._versions.hold(self.chat, self._principal) as files:
             current = await files.save("edit")
+            restored = await files.restore_kept(hides)
+            head = await manifests.find(current) if current is not None else None
+            if restored is not None and (head is None or restored.call != head.source_ref):
+                call = await self._describe(restored.call, "tool_run")
+                return CheckoutResult(current, current, Changes(), call, restored)
             target = await files.before()
-        return await self._restore(target, current, None)
+        missed = await manifests.unversioned_calls(self.chat, head.id, _file_tools()) if head is not None else []
+        undone = await self._describe(head.source_ref, head.source) if head is not None else None
+        calls = tuple(f"{tool} of call {call}" for call, tool in missed)
+        return replace(
+            await self._restore(target, current, None, hides), undone=undone, restored=restored, missed=calls
+        )
+
+    async def _describe(self, call: str | None, source: str) -> str:
+        """Name the call, or the change by hand, that made a version."""
+        tool = (await self._versions.manifests.load_tool_names([call])).get(call) if call is not None else None
+        return f"{tool} of call {call}" if tool else _SOURCES.get(source, source)
 
     async def upload(self, sources: Sequence[Path], directory: str = ".") -> CheckoutResult:
         """Copy files and folders of this machine into a directory of the workspace, over files of the same name, and
@@ -142,14 +175,17 @@ class ChatWorkspace:
         """Remove contents that no version has used for a day; how many `blobs`, `temporary` files and `bytes`."""
         return asdict(await self._versions.sweep(self.chat))
 
-    async def _restore(self, target: str | None, current: str | None, confirm: Confirm | None) -> CheckoutResult:
+    async def _restore(
+        self, target: str | None, current: str | None, confirm: Confirm | None, hides: Hides
+    ) -> CheckoutResult:
         """Restore a version after the confirmation. The chat is not locked while a person thinks."""
         old, new = [await self._versions.tree(self.chat, manifest) for manifest in (current, target)]
         planned = await self._versions.in_thread(lambda: changes(old, diff(old, new)))
         if planned and confirm is not None:
             confirm(summary(planned))
         async with self._versions.hold(self.chat, self._principal) as files:
-            return CheckoutResult(target, current, await files.checkout(target))
+            what = await files.checkout(target, None, hides)
+            return CheckoutResult(files.head.manifest_id, current, what, files_left_out=len(files.left_out))
 
     async def load_tree(self, manifest: str) -> Tree:
         return await self._versions.tree(self.chat, (await self._versions.find(self.chat, manifest)).id)
@@ -185,6 +221,17 @@ async def open_workspace(gateway: Gateway, create: bool = False) -> ChatWorkspac
         message = f"there is no chat {chat!r} in {directory}; choose one with --chat or --workspace"
         raise NotFound(message, code="CHAT_NOT_FOUND")
     return ChatWorkspace(gateway.versions, chat)
+
+
+def find_folder(gateway: Gateway, chat: str) -> str | None:
+    """Return the path of the attached folder that a chat works in, None if its files are the gateway's own."""
+    folder = gateway.workspaces.folder(chat)
+    return None if folder is None else str(folder)
+
+
+def _file_tools() -> tuple[str, ...]:
+    """Return the builtins that change files by name."""
+    return tuple(builtin.tool.id for builtin in load("files") if builtin.tool.access is Access.WRITE)
 
 
 def _list_uploads(sources: Sequence[Path]) -> list[tuple[Path, Parts]]:

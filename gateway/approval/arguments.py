@@ -15,7 +15,7 @@ from gateway.calls import Call
 from gateway.errors import GatewayError, Unavailable
 from gateway.sources.builtin import patch as patches
 from gateway.tools import Access, Tool
-from gateway.workspace.protected import PROTECTED_NAMES
+from gateway.workspace.protected import PROTECTED_NAMES, reason_to_ask
 
 T = TypeVar("T")
 
@@ -178,9 +178,7 @@ def _unquote_git(name: str) -> str:
     return _ESCAPED.sub(unescape, name[1:-1].encode("utf-8", "surrogatepass")).decode("utf-8", "surrogateescape")
 
 
-_PATHS_NAMED = 3
-
-# Returns the protected files in those of the paths that are directories.
+# Returns the protected files in those of the paths that are directories, and the paths that are hooks.
 ProtectedInside = Callable[[Call, Sequence[str]], Awaitable[Sequence[str]]]
 
 
@@ -202,21 +200,20 @@ async def find_protected_arguments(call: Call, inside: ProtectedInside | None = 
     """Return the protected files that the call names; None if there are none. If the tool does not declare its path
     arguments, every text that could be a path counts. A destructive tool also touches the files in a directory."""
     tool = call.target
+    found: Sequence[str] = ()
     try:
         paths = await _read_paths(call)
-        if inside is not None and tool.path_arguments and tool.destructive:
-            paths = [*paths, *await inside(call, paths)]
+        if inside is not None and tool.destructive and (tool.path_arguments or tool.patch_argument):
+            found = await inside(call, paths)
     except ArgumentsTooLarge:
         return ProtectedArguments(f"{tool.id} may touch protected files: its arguments are too large to check", ())
     except Unavailable as error:
         return ProtectedArguments(f"{tool.id} may touch protected files: {error.message}", ())
-    protected = tuple(dict.fromkeys(path for path in paths if PROTECTED_NAMES.intersection(fold(path).split("/"))))
+    named = (path for path in paths if PROTECTED_NAMES.intersection(fold(path).split("/")))
+    protected = tuple(dict.fromkeys((*named, *found)))
     if not protected:
         return None
-    names = ", ".join(repr(path[:200]) for path in protected[:_PATHS_NAMED])
-    more = f" and {len(protected) - _PATHS_NAMED} more" if len(protected) > _PATHS_NAMED else ""
-    reason = f"{tool.id} touches {names}{more}, which other programs on this machine run or read as settings"
-    return ProtectedArguments(reason, protected)
+    return ProtectedArguments(reason_to_ask(tool.id, protected), protected)
 
 
 async def _read_paths(call: Call) -> Sequence[str]:

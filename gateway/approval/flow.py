@@ -52,6 +52,9 @@ KEY = "approval"
 
 ELICIT = "elicitation/create"
 
+# The state of a call whose person was sent to the page of the question. It proves nothing: the answer is in the queue.
+LINK_STATE = "toolgate-link"
+
 # Seconds between two reads of the store on behalf of all calls that wait in the queue.
 POLL_SECONDS = 0.25
 
@@ -72,6 +75,7 @@ class AskMethod(enum.Enum):
 
     RETURNED = "in the result, which the client answers by calling again"
     ELICITED = "by elicitation, while the call waits"
+    LINKED = "on the page of the question, whose address the client opens"
     QUEUED = "in the queue"
     REFUSED = "not at all"
 
@@ -99,6 +103,8 @@ class ApprovalFlow:
         self._record = record
         self._clock = clock
         self._decisions = RevisionWatcher(store.records.revision)
+        # The address of the gateway's pages, once it serves them.
+        self.pages_url: str | None = None
 
     async def call_tool(self, call: Call) -> Outcome:
         """Call a tool for an MCP client; the person behind it is asked in the best way the client supports."""
@@ -107,6 +113,8 @@ class ApprovalFlow:
             state = answers.get("requestState")
             if isinstance(state, str) and state.startswith(PREFIX):
                 return await _catch_refusal(self._resume(call, state))
+            if state == LINK_STATE:
+                return await _catch_refusal(self._resume_link(call, answers))
         outcome = await self._call_tool(call)
         if isinstance(outcome.error, ConsentNeeded):
             return await _catch_refusal(self._ask_client(call, outcome, outcome.error))
@@ -114,8 +122,8 @@ class ApprovalFlow:
 
     async def call_with_approver(self, call: Call, approver: Approver | None) -> Outcome:
         """Call a tool for the library or the command line: `approver` is asked; without one the call is refused."""
-        approver = _agree if call.confirmed and approver is None else approver
-        call = call.replace(approver=approver)
+        approver = _approve if call.confirmed and approver is None else approver
+        call = call.replace(call_step=partial(self.call_with_approver, approver=approver))
         outcome = await self._call_tool(call)
         if not isinstance(outcome.error, ConsentNeeded):
             return outcome
@@ -124,30 +132,32 @@ class ApprovalFlow:
             await self._store.end_call(call.id, outcome.error)
             return outcome
         via = TERMINAL if call.caller.surface == "cli" else CALLBACK
-        return await self._call_until_settled(call, outcome, partial(self._ask, approver, via))
+        return await self._call_with_consent(call, outcome, partial(self._ask, approver, via))
 
     async def call_step(self, call: Call) -> Outcome:
         """Call a tool as a step of another one; the same person is asked, in the same way."""
-        if call.client is not None:
-            return await self.call_tool(call)
-        return await self.call_with_approver(call, call.approver)
+        call_step = None if call.parent is None else call.parent.call_step
+        return await (call_step or self.call_tool)(call)
 
     async def call_and_wait(self, call: Call, notify: Notify) -> Outcome:
         """Call a tool for a caller that shows the queue to a person: a question is put there, whatever the settings
         say of clients, `notify` gets its record, and the call waits for the answer until the question expires."""
+        call = call.replace(call_step=partial(self.call_and_wait, notify=notify))
         outcome = await self._call_tool(call)
         if not isinstance(outcome.error, ConsentNeeded):
             return outcome
         wait = partial(self._wait_in_queue, seconds=self._store.settings.timeout, notify=notify)
-        return await _catch_refusal(self._call_until_settled(_repair(call, outcome.error.question.tool), outcome, wait))
+        return await _catch_refusal(self._call_with_consent(_repair(call, outcome.error.question.tool), outcome, wait))
 
     def choose_method(self, client: ClientInfo | None, question: Question) -> AskMethod:
         """Return the best way to ask this question of the client's person."""
-        if question.route == "ask" and client is not None and _supports_forms(client):
-            if client.modern:
-                return AskMethod.RETURNED
-            if client.ask is not None:
-                return AskMethod.ELICITED
+        if question.route == "ask" and client is not None and (client.modern or client.ask is not None):
+            links = self.pages_url is not None and _supports_links(client)
+            prefers_links = links and self._store.settings.elicitation == "url"
+            if _supports_forms(client) and not prefers_links:
+                return AskMethod.RETURNED if client.modern else AskMethod.ELICITED
+            if links:
+                return AskMethod.LINKED
         if question.route == "queue" or self._store.settings.without_elicitation == "queue":
             return AskMethod.QUEUED
         return AskMethod.REFUSED
@@ -159,16 +169,20 @@ class ApprovalFlow:
             return await self._return_question(call, call.id, needed, 0)
         if method is AskMethod.ELICITED and call.client is not None and call.client.ask is not None:
             ask = partial(self._ask, _elicit(call.client.ask), ELICITATION)
-            outcome = await self._call_until_settled(call, outcome, ask)
+            outcome = await self._call_with_consent(call, outcome, ask)
             if not isinstance(outcome.error, ConsentNeeded):
                 return outcome
             call, method = replace(call, id=outcome.call_id or call.id), AskMethod.QUEUED
+        if method is AskMethod.LINKED and call.client is not None:
+            if call.client.modern:
+                return await self._return_link(call, needed.question)
+            return await self._call_with_consent(call, outcome, partial(self._send_link, call.client.ask))
         if method is AskMethod.QUEUED:
-            return await self._call_until_settled(call, outcome, self._wait_in_queue)
+            return await self._call_with_consent(call, outcome, self._wait_in_queue)
         await self._store.end_call(call.id, needed)
         return outcome
 
-    async def _call_until_settled(self, call: Call, outcome: Outcome, get_consent: GetConsent) -> Outcome:
+    async def _call_with_consent(self, call: Call, outcome: Outcome, get_consent: GetConsent) -> Outcome:
         """Get consent to each question that the call raises and call again, for at most `ROUNDS` questions. `outcome`
         is that of the call without consent; a question that `get_consent` does not take is handed back."""
         sent = call.arguments
@@ -222,6 +236,7 @@ class ApprovalFlow:
             revision = await records.revision()
             record = await records.get(pending.id)
             if record.status == "denied":
+                self._store.log_refusal(record)
                 raise decline_error(record)
             if record.status == "cancelled":
                 raise Cancelled(f"{record.decided_by} cancelled the call while it waited for a person")
@@ -254,6 +269,53 @@ class ApprovalFlow:
             continued = Conflict(f"the same call was made before and continues as {record.call_id}", code="CONTINUED")
             await self._store.end_call(call_id, continued)
         return PendingApproval(record, question.tool, question.arguments)
+
+    # A page of the gateway: the client opens its address, and the answer is in the queue.
+
+    async def _send_link(self, ask: Ask | None, call: Call, question: Question) -> Call | None:
+        """Send the address while the call waits (before 2026-07-28), then wait for the answer."""
+        assert ask is not None  # noqa: S101 - the method was chosen for it
+        pending = await self._find_or_queue(call.id, question)
+        try:
+            response = await ask(ELICIT, {**self._link(pending, question), "elicitationId": pending.id})
+        except RpcError as error:
+            raise _cannot_ask(error) from None
+        await self._check_opened(pending, call, question, response)
+        return await self._wait_in_queue(call, question, seconds=self._store.settings.timeout)
+
+    async def _return_link(self, call: Call, question: Question) -> Outcome:
+        """Return the address as a result (2026-07-28); the client calls again once the person was there."""
+        pending = await self._find_or_queue(call.id, question)
+        request = {"method": ELICIT, "params": self._link(pending, question)}
+        wire = {"resultType": "input_required", "inputRequests": {KEY: request}, "requestState": LINK_STATE}
+        return Outcome(error=ConsentNeeded(question), wire=wire, call_id=pending.record.call_id)
+
+    async def _resume_link(self, call: Call, answers: Mapping[str, Any]) -> Outcome:
+        """Continue a call whose person was sent to the page. Without an answer there, the address is sent again."""
+        assert call.client is not None  # noqa: S101 - the state came with it
+        call = replace(call, client=call.client.replace(answers={}))
+        outcome = await self._call_tool(call)
+        if not isinstance(outcome.error, ConsentNeeded):
+            return outcome
+        question = outcome.error.question
+        call = _repair(call, question.tool)
+        responses = answers.get("inputResponses")
+        response = responses.get(KEY) if isinstance(responses, Mapping) else None
+        await self._check_opened(await self._find_or_queue(call.id, question), call, question, response)
+        outcome = await self._call_with_consent(call, outcome, self._wait_in_queue)
+        if isinstance(outcome.error, InputRequired) and outcome.wire is None:
+            return await self._return_link(call, question)
+        return outcome
+
+    async def _check_opened(self, pending: PendingApproval, call: Call, question: Question, response: Any) -> None:
+        """Refuse a call whose person would not open the page. That they did is no consent."""
+        action = response.get("action") if isinstance(response, Mapping) else None
+        if action != "accept":
+            answer = Answer("deny" if action == "decline" else "dismiss")
+            await self._store.decide(pending, call, question.reason, answer)
+
+    def _link(self, pending: PendingApproval, question: Question) -> dict[str, Any]:
+        return {"mode": "url", "message": question.message, "url": f"{self.pages_url}/approve/{pending.id}"}
 
     # Questions returned in the result (2026-07-28): the client calls again with the answer and our sealed state.
 
@@ -340,7 +402,7 @@ class ApprovalFlow:
             approved = add_consent(original, call, claims.reason, claims.by, edited)
             if responses is not None:
                 forwarded = {"inputResponses": responses, **forwarded}
-        return approved and replace(approved, client=replace(call.client, answers=forwarded))
+        return approved and replace(approved, client=call.client.replace(answers=forwarded))
 
     async def _ask_again(
         self, call: Call, claims: Claims, approved: Call, outcome: Outcome, needed: ConsentNeeded
@@ -349,7 +411,7 @@ class ApprovalFlow:
             return Outcome(error=await self._store.give_up(approved), call_id=approved.id)
         again = replace(call, client=approved.client)
         if self.choose_method(call.client, needed.question) is AskMethod.QUEUED:
-            return await self._call_until_settled(replace(again, id=approved.id), outcome, self._wait_in_queue)
+            return await self._call_with_consent(replace(again, id=approved.id), outcome, self._wait_in_queue)
         return await self._return_question(again, approved.id, needed, claims.round + 1)
 
     async def _wrap_upstream_question(
@@ -426,7 +488,7 @@ class RevisionWatcher:
 
 def _repair(call: Call, tool: Tool) -> Call:
     """Return the call with the arguments that a person is asked about: those that are sent to the tool."""
-    return call.with_arguments(tool.repair_arguments(call.arguments))
+    return call.replace(arguments=tool.repair_arguments(call.arguments))
 
 
 async def _catch_refusal(outcome: Awaitable[Outcome]) -> Outcome:
@@ -436,7 +498,7 @@ async def _catch_refusal(outcome: Awaitable[Outcome]) -> Outcome:
         return Outcome(error=refusal)
 
 
-async def _agree(_: Question) -> Answer:
+async def _approve(_: Question) -> Answer:
     """The owner of the process agreed to whatever the call would ask, its steps included."""
     return Answer("once")
 
@@ -448,12 +510,16 @@ def _elicit(ask: Ask) -> Approver:
         try:
             response = await ask(ELICIT, _elicitation_params(question))
         except RpcError as error:
-            raise Unavailable(
-                f"the client declares elicitation, but the request failed: {error.message[:200]}", code="CANNOT_ASK"
-            ) from None
+            raise _cannot_ask(error) from None
         return parse_answer(question.tool, question.arguments, response)
 
     return approver
+
+
+def _cannot_ask(error: RpcError) -> Unavailable:
+    return Unavailable(
+        f"the client declares elicitation, but the request failed: {error.message[:200]}", code="CANNOT_ASK"
+    )
 
 
 def _elicitation_params(question: Question) -> dict[str, Any]:
@@ -464,6 +530,11 @@ def _supports_forms(client: ClientInfo) -> bool:
     """True if the client declares forms; `elicitation` without a mode means forms."""
     modes = client.capabilities.get("elicitation")
     return isinstance(modes, Mapping) and ("form" in modes or "url" not in modes)
+
+
+def _supports_links(client: ClientInfo) -> bool:
+    modes = client.capabilities.get("elicitation")
+    return isinstance(modes, Mapping) and "url" in modes
 
 
 def _diff_arguments(sent: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -9,9 +9,10 @@ import anyio.to_thread
 
 from gateway.calls import Call
 from gateway.errors import GatewayError
+from gateway.sources.builtin.preview import find_unversioned_files
 from gateway.tools import FilePreview
 from gateway.workspace import Root, Workspaces, parse, show_path
-from gateway.workspace.protected import find_protected
+from gateway.workspace.protected import find_named_hooks, find_protected
 
 # Paths that are looked up for one call.
 PATH_LIMIT = 200
@@ -40,14 +41,17 @@ class WorkspacePreview:
         return await anyio.to_thread.run_sync(self._has_file, call, paths, limiter=self._workers)
 
     async def find_protected_inside(self, call: Call, paths: Sequence[str]) -> Sequence[str]:
-        """Return the protected files in those of the paths that are directories; raise `Unavailable` if there are too
-        many of them."""
+        """Return the protected files in those of the paths that are directories, and the paths that are hooks; raise
+        `Unavailable` if there are too many of them."""
         return await anyio.to_thread.run_sync(self._find_protected, call, paths, limiter=self._workers)
 
     def _describe(self, preview: FilePreview, call: Call) -> str | None:
         try:
             with self._workspaces.root(call.chat) as root:
-                return preview(root, call.arguments)
+                text = preview(root, call.arguments)
+                attached = self._workspaces.is_attached(call.chat)
+                unversioned = find_unversioned_files(root, attached, call.target, call.arguments)
+                return f"{text}\n{unversioned}" if text and unversioned.files else text
         except (GatewayError, OSError, UnicodeError):  # the tool itself will report what is wrong
             return None
 
@@ -59,7 +63,8 @@ class WorkspacePreview:
         with self._workspaces.root(call.chat) as root:
             directories = [show_path(parse(path)) for path in paths if _kind(root, path) == "directory"]
         folder = self._workspaces.path(call.chat)
-        return [f"{directory}/{file.path}" for directory in directories for file in find_protected(folder / directory)]
+        inside = [f"{each}/{file.path}" for each in directories for file in find_protected(folder / each)]
+        return [*inside, *find_named_hooks(folder, paths)]
 
 
 def _kind(root: Root, path: str) -> str | None:

@@ -6,9 +6,9 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -17,6 +17,7 @@ from gateway.calls import Call, to_json
 from gateway.errors import InputRequired, Invalid
 from gateway.secrets import redact
 from gateway.tools import Tool
+from gateway.value import Value
 
 # Limits of a message: characters of one argument, number of arguments, characters of the changes.
 ARGUMENT_CHARACTERS = 600
@@ -33,8 +34,7 @@ Decision = Literal["once", "chat", "always", "deny", "dismiss"]
 Route = Literal["ask", "queue"]
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Value):
     """A person's decision. `arguments` replace those of the call where the person edited them."""
 
     decision: Decision
@@ -42,10 +42,9 @@ class Answer:
     by: str | None = None
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(Value):
     """One call that needs a person's consent, as data. `grounds` names what made it ask and is the key under which an
-    answer is remembered; `remember` is False if it must be asked each time."""
+    answer is remembered; `remember` is False if it must be asked each time; `folder` is the attached folder, if any."""
 
     tool: Tool
     name: str
@@ -58,6 +57,7 @@ class Question:
     route: Route = "ask"
     changes: str | None = None
     remember: bool = True
+    folder: str | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -80,7 +80,9 @@ class Question:
 
     def _format(self, count: int, characters: int, changes: int) -> str:
         arguments = redact_arguments(self.arguments)
-        lines = [f"Run {escape_text(self.name)}?", "", f"Why: {escape_text(self.reason)}", "", "Arguments:"]
+        lines = [f"Run {escape_text(self.name)}?", "", f"Why: {escape_text(self.reason)}"]
+        lines += [f"Folder: {escape_text(self.folder)}"] if self.folder else []
+        lines += ["", "Arguments:"]
         lines += [
             f"  {escape_text(str(key))[:80]}: {_format_value(value, characters)}"
             for key, value in islice(arguments.items(), count)
@@ -116,18 +118,27 @@ Approver = Callable[[Question], Awaitable[Answer]]
 class ConsentNeeded(InputRequired):
     """A person must agree first. A surface that can ask shows `question`; any other reports this error."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Question, *, by_program: bool = False) -> None:
+        way = "on this connection; use a client that supports MCP elicitation"
+        if by_program:
+            way = "by this call of a program; pass it `approver` or `confirmed=True`"
         super().__init__(
-            f"{question.reason}. This call needs a person's consent, which cannot be asked for on this "
-            "connection; use a client that supports MCP elicitation, or let such calls wait for "
-            "'toolgate approval allow' with the setting 'approval: {without_elicitation: queue}'",
+            f"{question.reason}. This call needs a person's consent, which cannot be asked for {way}, or let such "
+            "calls wait for 'toolgate approval allow' with the setting 'approval: {without_elicitation: queue}'",
             reason=question.reason,
         )
         self.question = question
 
 
 def build_question(
-    call: Call, reason: str, grounds: str, *, route: Route = "ask", changes: str | None = None, remember: bool = True
+    call: Call,
+    reason: str,
+    grounds: str,
+    *,
+    route: Route = "ask",
+    changes: str | None = None,
+    remember: bool = True,
+    folder: Path | None = None,
 ) -> Question:
     return Question(
         tool=call.target,
@@ -141,6 +152,7 @@ def build_question(
         route=route,
         changes=changes,
         remember=remember,
+        folder=None if folder is None else str(folder),
     )
 
 

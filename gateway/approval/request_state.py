@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from gateway.errors import Invalid
 from gateway.sealing import Sealer
+from gateway.value import Value
 
 # Prefix of our states; any other state belongs to an upstream.
 PREFIX = "toolgate-approval."
@@ -20,8 +21,7 @@ VERSION = 1
 STATE_LIMIT = 1024 * 1024
 
 
-@dataclass(frozen=True)
-class Claims:
+class Claims(Value):
     """The content of a state. `kind` is a question that waits for its answer, or an approved call that its upstream
     asks about now. `arguments` is the digest of those the client sent; `changes` are a person's edits of them.
     `carried` is forwarded to the upstream."""

@@ -327,12 +327,16 @@ def check_tool_patterns(
     the `unlisted` servers or toolsets, whose tools are not known yet, is passed over; None stands for any of them."""
     owners = {tool_id.partition(":")[0] for tool_id in tool_ids if ":" in tool_id}
     ids = {*tool_ids, READ_RENDER.id, *(f"{owner}:{method}" for owner in owners for method in REQUESTS)}
-    places = [(f"rule {number} of approval.rules", rule.tool) for number, rule in enumerate(settings.rules, 1)]
-    for place, patterns in [*places, ("approval.out_of_band", settings.out_of_band)]:
+    rules = [
+        (f"rule {number} of approval.rules", rule.tool, ("approval", "rules", number - 1))
+        for number, rule in enumerate(settings.rules, 1)
+    ]
+    out_of_band = ("approval.out_of_band", settings.out_of_band, ("approval", "out_of_band"))
+    for name, patterns, place in [*rules, out_of_band]:
         for pattern in patterns:
             if not any(matches_any(tool_id, [pattern]) for tool_id in ids) and not _may_match(pattern, unlisted):
                 hint = did_you_mean(pattern, ids)
-                yield Invalid(f"{place}: no tool has the id {pattern!r}{hint}", code="NO_SUCH_TOOL")
+                yield Invalid(f"{name}: no tool has the id {pattern!r}{hint}", code="NO_SUCH_TOOL", place=place)
 
 
 def _may_match(pattern: str, owners: Collection[str] | None) -> bool:

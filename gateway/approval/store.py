@@ -6,8 +6,9 @@ import json
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gateway.approval.question import (
@@ -30,6 +31,7 @@ from gateway.names import new_id
 from gateway.secrets import KNOWN
 from gateway.text import visible
 from gateway.tools import Tool
+from gateway.value import Value
 
 # Questions about one call. An edit may raise another question, and files may change while a person thinks.
 ROUNDS = 4
@@ -39,9 +41,11 @@ ELICITATION, QUEUE, TERMINAL, CALLBACK = "elicitation", "queue", "terminal", "ca
 
 log = logging.getLogger(__name__)
 
+# Number of refusals that are remembered, to log each once.
+_LOGGED = 1000
 
-@dataclass(frozen=True)
-class PendingApproval:
+
+class PendingApproval(Value):
     """A question that was asked, with all that is needed to take its answer wherever it arrives."""
 
     record: ApprovalRecord
@@ -60,6 +64,7 @@ class ApprovalStore:
         self.records = records
         self.settings = settings
         self._clock = clock
+        self._logged: deque[str] = deque(maxlen=_LOGGED)
 
     async def is_remembered(self, question: Question) -> bool:
         """True if somebody agreed to such calls of this very tool for longer than one call."""
@@ -102,6 +107,7 @@ class ApprovalStore:
             refusal = decline_error(pending.record) if answer.decision == "deny" else _dismiss_error(pending.record)
             if not await self.records.decide(pending.record, status, by, ending=_ending(refusal)):
                 return None
+            self.log_refusal(replace(pending.record, status=status, decided_by=by))
             raise refusal
         edited = None if answer.arguments is None or answer.arguments == pending.arguments else answer.arguments
         scope: Scope = answer.decision if pending.record.remember else "once"  # type: ignore[assignment]
@@ -135,7 +141,17 @@ class ApprovalStore:
         record = replace(await self._get_queued(approval_id), note=note)
         if not await self.records.decide(record, "denied", by, ending=_ending(decline_error(record)), note=note):
             raise await self._not_waiting_error(record)
+        self.log_refusal(replace(record, status="denied", decided_by=by))
         return record
+
+    def log_refusal(self, record: ApprovalRecord) -> None:
+        """Log once who refused a call and why, whether a caller waits here or the decision was made here."""
+        if record.id not in self._logged:
+            self._logged.append(record.id)
+            verb = "declined" if record.status == "denied" else "left unanswered"
+            note = f": {record.note}" if record.note else ""
+            text = f"{record.tool_id} was {verb} by {record.decided_by}{note}"
+            log.info("%s", visible(text).replace("\n", " "))
 
     async def expire(self, pending: PendingApproval) -> GatewayError:
         """Close a question that nobody answered. Return the error for the caller."""

@@ -9,21 +9,22 @@ import hashlib
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from gateway import yamldoc
 from gateway.bundles import paths, spec
-from gateway.bundles.secret_references import mask_secrets
+from gateway.bundles.secret_references import find_open_secret, mask_secrets
 from gateway.bundles.spec import FILE_NAME, FILE_NAMES, INVALID_TOOLSET, Toolset
 from gateway.bundles.tool_kinds import PythonTool, artifact_path
 from gateway.bundles.zip_reader import CHUNK, ZipEntry, ZipReader, ZipWriter, bundle_error
+from gateway.document import Place, YamlDocument, join_place
 from gateway.errors import Conflict, Invalid, NotFound
 from gateway.names import did_you_mean
+from gateway.value import Value
 from gateway.workspace import Entry, Parts, Root
-from gateway.yamldoc import YamlDocument
 
 _MEBIBYTE = 1024 * 1024
 _PLAIN_FILE, _PROGRAM = stat.S_IFREG | 0o644, stat.S_IFREG | 0o755
@@ -31,8 +32,7 @@ _PLAIN_FILE, _PROGRAM = stat.S_IFREG | 0o644, stat.S_IFREG | 0o755
 FileKind = Literal["python", "artifact", "asset", "config"]
 
 
-@dataclass(frozen=True)
-class BundleLimits:
+class BundleLimits(Value):
     """Size limits of a bundle. A ZIP may be larger than its files, so that a folder of incompressible files can
     be packed and read again."""
 
@@ -50,8 +50,7 @@ class BundleLimits:
 LIMITS = BundleLimits()
 
 
-@dataclass(frozen=True)
-class BundleFile:
+class BundleFile(Value):
     """One file; its digest is computed when the bundle is read and checked whenever the content is read again."""
 
     path: str
@@ -77,8 +76,7 @@ class BundleFile:
         return b"".join(self.chunks())
 
 
-@dataclass(frozen=True)
-class Bundle:
+class Bundle(Value):
     """A toolset and its files, without `toolset.yaml`, which is `dump(spec)`.
 
     `absent` maps tools that were known before and whose code is not in the bundle to the reason.
@@ -98,7 +96,12 @@ class Bundle:
         return whole.hexdigest()
 
     def without_secrets(self) -> Bundle:
-        """Return the bundle as it may be stored and shared: without literal secrets in its `toolset.yaml`."""
+        """Return the bundle as it may be stored and shared: without literal secrets in its `toolset.yaml`. Refused
+        where one stands that no reference can replace."""
+        if (found := find_open_secret(self.spec)) is not None:
+            place, name = found
+            fix = f"this holds a secret; write env: {{{name}: '${{{name}}}'}} and secrets: [{name}], and read it there"
+            raise Invalid(self.refusal(fix, *place).message, code="LITERAL_SECRET", key=join_place(place))
         return replace(self, spec=mask_secrets(self.spec))
 
     def refusal(self, reason: str, *place: str | int) -> Invalid:
@@ -129,13 +132,18 @@ def open_bundle(path: Path, limits: BundleLimits = LIMITS, known: Collection[str
 def read_zip(file: BinaryIO, limits: BundleLimits = LIMITS, known: Collection[str] = ()) -> Bundle:
     """Read a bundle from a ZIP file, which must stay open while the bundle is used. The files may be in one
     top folder. Refused with `INVALID_BUNDLE` and the path, or `INVALID_TOOLSET` and the line."""
+    return _build_bundle(read_zip_files(file, limits, FILE_NAMES), limits, known)
+
+
+def read_zip_files(file: BinaryIO, limits: BundleLimits, manifests: Collection[str]) -> Iterator[BundleFile]:
+    """Yield the files of a ZIP file, without the top folder if all are in one that holds one of `manifests`."""
     reader = ZipReader(file, limits.files, limits.zip_bytes)
     _check_names([entry.name for entry in reader.entries])
     kept = [entry for entry in reader.entries if not entry.is_directory and not paths.is_skipped(entry.name)]
     if sum(entry.size for entry in kept) > limits.bytes:
         raise bundle_error(f"the files are larger than {limits.bytes} bytes together")
-    folder = _top_folder([entry.name for entry in kept])
-    return _build_bundle((_read_zip_file(reader, entry, folder, limits) for entry in kept), limits, known)
+    folder = _top_folder([entry.name for entry in kept], manifests)
+    return (_read_zip_file(reader, entry, folder, limits) for entry in kept)
 
 
 def read_folder(folder: Path, limits: BundleLimits = LIMITS, known: Collection[str] = ()) -> Bundle:
@@ -189,12 +197,12 @@ def _check_names(names: Sequence[str]) -> None:
         raise bundle_error(f"and {paths.quote_path(pair[0])} are one path on some systems; rename one", pair[1])
 
 
-def _top_folder(names: Sequence[str]) -> str:
-    """Return the folder that holds everything, with its slash, or '' when `toolset.yaml` is at the top."""
+def _top_folder(names: Sequence[str], manifests: Collection[str]) -> str:
+    """Return the folder that holds everything, with its slash, or '' when the manifest is at the top."""
     first = names[0].partition("/")[0] + "/" if names else ""
-    if any(name in FILE_NAMES for name in names) or not all(name.startswith(first) for name in names):
+    if any(name in manifests for name in names) or not all(name.startswith(first) for name in names):
         return ""
-    return first if any(first + name in names for name in FILE_NAMES) else ""
+    return first if any(first + name in names for name in manifests) else ""
 
 
 def _read_zip_file(reader: ZipReader, entry: ZipEntry, folder: str, limits: BundleLimits) -> BundleFile:
@@ -311,7 +319,7 @@ def _check_artifacts(toolset: Toolset, files: Mapping[str, BundleFile], document
 
 
 def _check_artifact(
-    config: Mapping[str, object], files: Mapping[str, BundleFile], document: YamlDocument, place: yamldoc.Place
+    config: Mapping[str, object], files: Mapping[str, BundleFile], document: YamlDocument, place: Place
 ) -> None:
     path = artifact_path(config)
     if path is not None and path not in files:

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from gateway.bundles import paths
-from gateway.yamldoc import Place
+from gateway.document import Place
 
 TEXT_LIMIT = 8 * 1024
 ENTRIES_LIMIT = 100
@@ -46,6 +46,7 @@ class ManifestSection(BaseModel):
         strict=True,
         alias_generator=to_camel,
         populate_by_name=True,
+        defer_build=True,  # of thirty sections a toolset uses a few, and most processes none
         loc_by_alias=False,
     )
 

@@ -136,6 +136,19 @@ class HmacAuth(ManifestSection):
     nonce_header: Header | None = None
 
 
+class AwsAuth(ManifestSection):
+    """A signature of version 4, as the services of AWS want it. `session_token` comes with temporary keys."""
+
+    tag: ClassVar[str] = "<aws>"
+
+    type: Literal["aws"]
+    access_key: Template
+    secret_key: Template
+    session_token: Template | None = None
+    region: Template
+    service: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+
+
 class OAuth2Auth(ManifestSection):
     """A token fetched with client credentials, and fetched again when it expires or is refused."""
 
@@ -154,19 +167,20 @@ class OAuth2Auth(ManifestSection):
 def _kind(value: Any) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     kind = "api_key" if kind == "apiKey" else kind
-    return f"<{kind}>" if kind in ("bearer", "basic", "api_key", "hmac", "oauth2") else None
+    return f"<{kind}>" if kind in ("bearer", "basic", "api_key", "hmac", "aws", "oauth2") else None
 
 
 def _choice(value: Any) -> str | None:
     return "<scheme>" if isinstance(value, str) else "<schemes>" if isinstance(value, list | tuple) else _kind(value)
 
 
-_UNKNOWN_AUTH = "unknown auth type; use bearer, basic, api_key, hmac or oauth2"
+_UNKNOWN_AUTH = "unknown auth type; use bearer, basic, api_key, hmac, aws or oauth2"
 Auth = Annotated[
     Annotated[BearerAuth, Tag(BearerAuth.tag)]
     | Annotated[BasicAuth, Tag(BasicAuth.tag)]
     | Annotated[ApiKeyAuth, Tag(ApiKeyAuth.tag)]
     | Annotated[HmacAuth, Tag(HmacAuth.tag)]
+    | Annotated[AwsAuth, Tag(AwsAuth.tag)]
     | Annotated[OAuth2Auth, Tag(OAuth2Auth.tag)],
     Discriminator(_kind, custom_error_type="unknown_type", custom_error_message=_UNKNOWN_AUTH),
 ]
@@ -180,6 +194,7 @@ AuthChoice = Annotated[
     | Annotated[BasicAuth, Tag(BasicAuth.tag)]
     | Annotated[ApiKeyAuth, Tag(ApiKeyAuth.tag)]
     | Annotated[HmacAuth, Tag(HmacAuth.tag)]
+    | Annotated[AwsAuth, Tag(AwsAuth.tag)]
     | Annotated[OAuth2Auth, Tag(OAuth2Auth.tag)],
     Discriminator(_choice, custom_error_type="unknown_type", custom_error_message=_UNKNOWN_AUTH),
 ]
@@ -331,7 +346,7 @@ class HttpTool(ToolSpec):
     body_file: Template | None = None
     content_type: Line | None = None
     auth: AuthChoice | None = None
-    response: ResponseSpec = ResponseSpec()
+    response: ResponseSpec = ResponseSpec.model_construct()
     pagination: Pagination | None = None
     retries: Annotated[int, Field(ge=0, le=10)] | None = None
     max_request_bytes: _Bytes | None = None

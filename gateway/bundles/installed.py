@@ -6,20 +6,20 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
-from gateway import yamldoc
 from gateway.bundles.spec import AnyToolSpec, SandboxRights, Server, ToolOverride, Toolset
 from gateway.bundles.tool_kinds import ToolSpec, artifact_path
 from gateway.calls import to_json
+from gateway.config import UpstreamSettings
 from gateway.db.toolsets import ConsentRow, StoredToolset, ToolRow, UserOverrideRow
+from gateway.document import YamlDocument, validate
 from gateway.errors import Forbidden, Invalid, NotFound
 from gateway.names import derive_id, did_you_mean
-from gateway.yamldoc import YamlDocument
+from gateway.value import Value
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _DESCRIBED = frozenset(["id", "command", "args", "env", "url", "headers", "sandbox"])
@@ -35,13 +35,13 @@ def server_digest(toolset_id: str, server: Server, content: str) -> str:
     return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
 
 
-def runs_outside(server: Server) -> bool:
+def runs_outside(server: Server | UpstreamSettings) -> bool:
     """Return whether the server is a program that runs outside the sandbox."""
     return server.command is not None and server.sandbox is False
 
 
-def describe_server(server: Server) -> Iterator[tuple[str, str]]:
-    """Everything a toolset declares about a server, as names and printable ASCII texts, the rights last."""
+def describe_server(server: Server | UpstreamSettings) -> Iterator[tuple[str, str]]:
+    """Everything that is declared about a server, as names and printable ASCII texts, the rights last."""
     if server.command is not None:
         yield "command", " ".join(map(quote, (server.command, *server.args)))
         yield "environment", _table(server.env)
@@ -73,25 +73,24 @@ def _escape(character: str) -> str:
 
 
 def _table(values: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={quote(value)}" for name, value in values.items()) or "none"
+    return " ".join(f"{quote(name)}={quote(value)}" for name, value in values.items()) or "none"
 
 
-def _rights(server: Server) -> str:
+def _rights(server: Server | UpstreamSettings) -> str:
     if server.command is None:
         return "runs elsewhere; it is sent the headers above and the arguments of each call"
     if runs_outside(server):
         return "WARNING: outside the sandbox, with all rights of your account"
-    rights = server.sandbox if isinstance(server.sandbox, SandboxRights) else SandboxRights()
+    rights = SandboxRights() if isinstance(server.sandbox, bool | None) else server.sandbox
     folders = " ".join(map(quote, rights.paths)) or "none"
     return f"in the sandbox; folders: {folders}; hosts: {' '.join(map(quote, rights.network)) or 'none'}"
 
 
-_TOOL: TypeAdapter[ToolSpec] = TypeAdapter(AnyToolSpec)
-_CHANGES = tuple(field.name for field in fields(UserOverrideRow) if field.name not in ("toolset_id", "tool_id"))
+_TOOL: TypeAdapter[ToolSpec] = TypeAdapter(AnyToolSpec, config=ConfigDict(defer_build=True))
+_CHANGES = tuple(name for name in UserOverrideRow.__annotations__ if name not in ("toolset_id", "tool_id"))
 
 
-@dataclass(frozen=True)
-class InstalledTool:
+class InstalledTool(Value):
     """One tool of an installed toolset.
 
     `described` has the declarations of its code, for Python tools; `override` those of the toolset's overrides, then
@@ -136,8 +135,7 @@ class InstalledTool:
         return own if own not in (None, ()) else (self.described or {}).get(key, otherwise)
 
 
-@dataclass(frozen=True)
-class InstalledToolset:
+class InstalledToolset(Value):
     """One installed toolset.
 
     `spec` is what an export would write: the tools present, with the person's overrides. `tools` includes missing
@@ -296,7 +294,7 @@ def merge_override(
         before.pop("renderer_config", None)
     merged = {key: value for key, value in (before | dict(changes)).items() if value is not None}
     document = YamlDocument(f"the change of {wanted}", INVALID_OVERRIDE, {**merged, "tool_id": wanted})
-    override = yamldoc.validate(document, ToolOverride)
+    override = validate(document, ToolOverride)
     artifact = artifact_path(override.renderer_config or {})
     if artifact is not None and artifact not in {file.path for file in stored.files}:
         near = did_you_mean(artifact, [file.path for file in stored.files])

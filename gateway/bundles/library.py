@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Protocol, cast
 
@@ -37,6 +37,7 @@ from gateway.db.toolsets import ConsentRow, StoredToolset, Toolsets
 from gateway.errors import Conflict, GatewayError, Invalid, NotFound, Unavailable
 from gateway.names import did_you_mean
 from gateway.tools import Access, Permission
+from gateway.value import Value
 
 DESCRIPTION_LIMIT = 256 * 1024
 DESCRIPTIONS_LIMIT = 4 * 1024 * 1024
@@ -57,7 +58,7 @@ class Inspector(Protocol):
 class Description(BaseModel):
     """The fields that code may declare about a tool. The data is untrusted; unknown fields are ignored."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
 
     name: Line | None = None
     description: Prose | None = None
@@ -180,8 +181,7 @@ def _id_taken(reason: str) -> Conflict:
     return Conflict(f"{reason}; uninstall that toolset, or rename one of the two", code="ID_TAKEN")
 
 
-@dataclass(frozen=True)
-class NameChanges:
+class NameChanges(Value):
     added: tuple[str, ...]
     changed: tuple[str, ...]
     removed: tuple[str, ...]
@@ -193,8 +193,7 @@ class NameChanges:
         return cls(tuple(sorted(new.keys() - old.keys())), changed, tuple(sorted(old.keys() - new.keys())))
 
 
-@dataclass(frozen=True)
-class BundleDifference:
+class BundleDifference(Value):
     """The difference that installing a bundle would make; `installed_version` is None for a new toolset. `levels` are
     those that its tools declare outside of their code, `variables` the secrets that it wants, and `commands` describes
     the servers it would start or reach."""
@@ -261,7 +260,7 @@ class ToolsetLibrary:
         )
         known = await self._rows.tool_ids()
         with ExitStack() as opened:
-            await progress(0, None, "reading the bundle")
+            await progress(0, None, "reading the toolset")
             given, bundle = await to_thread.run_sync(self._open, source, known, opened)
             changed = await self._update_origin(bundle, origin)
             if changed is None:

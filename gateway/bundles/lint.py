@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gateway.bundles.field_types import iterate_texts
 from gateway.bundles.installed import InstalledTool, InstalledToolset
-from gateway.bundles.tool_kinds import BuiltinTool, PythonTool, ShellTool, StepsTool, ToolSpec
+from gateway.bundles.tool_kinds import SEARCH_PATH, BuiltinTool, PythonTool, ShellTool, StepsTool, ToolSpec
 from gateway.tools import Access, Permission, Tool
 
 # Keys of a schema that say which values are allowed.
@@ -21,6 +23,8 @@ _NOT_FILLED = re.compile(r"\$\{[^}]*\}|(?<!\$)\$(?!\$|(?:chat_id|workspace|tools
 
 def lint(toolset: InstalledToolset, tools: Sequence[Tool]) -> Iterator[str]:
     """Yield a sentence for each mistake; `tools` are the toolset's tools as they are offered."""
+    if not toolset.spec.tools and not toolset.spec.mcp_servers:
+        yield "it has no tools yet; name each under 'tools'"
     offered = {tool.id: tool for tool in tools}
     for item in toolset.tools:
         tool = offered.get(item.id)
@@ -30,6 +34,7 @@ def lint(toolset: InstalledToolset, tools: Sequence[Tool]) -> Iterator[str]:
                 _check_use(item.spec, tool),
                 _check_levels(toolset.spec.permission, item, tool),
                 _check_renderer(tool),
+                _check_program(item.spec, toolset.directory),
             )
             yield from (f"{item.spec.id}: {text}" for found in checks for text in found)
 
@@ -60,9 +65,12 @@ def _check_use(spec: ToolSpec, tool: Tool) -> Iterator[str]:
     if isinstance(spec, ShellTool):
         texts = [*spec.command, *spec.env.values(), *([spec.stdin] if spec.stdin else [])]
     elif isinstance(spec, StepsTool):
-        written = " ".join(iterate_texts([[step.args for step in spec.steps], spec.result]))
-        whole = re.search(r"\$args(?![.\w])", written)
-        used = set(properties) if whole else set(re.findall(r"\$args\.(\w+)", written))
+        calls = [call for step in spec.steps for call in step.calls()]
+        written = " ".join(iterate_texts([[[call.args, call.for_each] for call in calls], spec.result]))
+        conditions = " ".join(step.when or "" for each in spec.steps for step in (each, *(each.parallel or ())))
+        whole = re.search(r"\$args(?![.\w])", written) or re.search(r"\bargs(?!\.?\w)", conditions)
+        names = [*re.findall(r"\$args\.(\w+)", written), *re.findall(r"\bargs\.(\w+)", conditions)]
+        used = set(properties) if whole else set(names)
     for text in texts:
         for match in _LOOKS_FILLED.finditer(text):
             name = match[1] or match[2]
@@ -72,7 +80,8 @@ def _check_use(spec: ToolSpec, tool: Tool) -> Iterator[str]:
                 yield f"{match[0]!r} is passed on as it is; write ${{{name}}} for the argument"
     unused = [name for name in properties if name not in used]
     if unused and (texts or used):
-        yield f"nothing uses {_arguments(unused)}; write ${{{unused[0]}}} where the value belongs, or remove it"
+        value = f"$args.{unused[0]}" if isinstance(spec, StepsTool) else f"${{{unused[0]}}}"
+        yield f"nothing uses {_arguments(unused)}; write {value} where the value belongs, or remove it"
 
 
 def _check_levels(level: Permission | None, item: InstalledTool, tool: Tool) -> Iterator[str]:
@@ -91,6 +100,17 @@ def _check_renderer(tool: Tool) -> Iterator[str]:
     for text in iterate_texts(tool.renderer.config if tool.renderer is not None else None):
         if match := _NOT_FILLED.search(text):
             yield f"{match[0]!r} in its renderer is shown as it is; write $args.NAME for an argument, or $return"
+
+
+def _check_program(spec: ToolSpec, home: Path) -> Iterator[str]:
+    if not isinstance(spec, ShellTool):
+        return
+    program = spec.command[0]
+    if program.startswith("./"):
+        if not (home / program).is_file():
+            yield f"the toolset has no program {program!r}; add the file, or correct 'command'"
+    elif "${" not in program and shutil.which(program, path=SEARCH_PATH) is None:
+        yield f"there is no program {program!r} on this machine; install it, or correct 'command'"
 
 
 def _properties(tool: Tool) -> Mapping[str, Mapping[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,14 +17,14 @@ from gateway.calls import to_json
 from gateway.db.toolsets import FileRow, OverrideRow, ServerRow, StoredToolset, ToolRow, ToolsetRow
 from gateway.errors import Conflict
 from gateway.names import new_id
+from gateway.value import Value
 
 SourceType = Literal["zip", "local", "url", "rest"]
 # Limit of missing tools kept per toolset, the latest first.
 MISSING_LIMIT = 1000
 
 
-@dataclass(frozen=True)
-class BundleOrigin:
+class BundleOrigin(Value):
     """The origin of a bundle; `live` if edits in its folder are installed as they happen."""
 
     source_type: SourceType
@@ -32,8 +32,7 @@ class BundleOrigin:
     live: bool = False
 
 
-@dataclass(frozen=True)
-class PreparedVersion:
+class PreparedVersion(Value):
     """A bundle ready to be stored, with the descriptions from its code, and the reason for each missing tool."""
 
     bundle: Bundle
@@ -45,8 +44,7 @@ class PreparedVersion:
     bundle_id: str | None = None
 
 
-@dataclass(frozen=True)
-class ToolsetEdit:
+class ToolsetEdit(Value):
     """A change of declarations alone: the rows it is based on, None for a new toolset, and the tools it removes."""
 
     stored: StoredToolset | None

@@ -8,11 +8,12 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from gateway.bundles.field_types import REFERENCE
-from gateway.bundles.http_tool import ApiKeyAuth, HttpDefaults, HttpTool, Parameter
+from gateway.bundles.http_tool import ApiKeyAuth, HttpDefaults, HttpTool, Parameter, Part
 from gateway.bundles.spec import Server, Toolset
-from gateway.bundles.tool_kinds import ShellTool
+from gateway.bundles.tool_kinds import ShellTool, StepsTool
+from gateway.document import Place
+from gateway.literal_secrets import LiteralSecrets, looks_random
 from gateway.secrets import (
-    OPTION,
     PUBLIC_HEADERS,
     VariableNames,
     is_literal,
@@ -22,13 +23,17 @@ from gateway.secrets import (
     variable_name,
 )
 
-_SECRET_FIELDS = ("token", "username", "password", "value", "secret", "client_secret")
+_SECRET_FIELDS = (
+    *("token", "username", "password", "value", "secret", "client_secret"),
+    *("access_key", "secret_key", "session_token"),
+)
 _PARAMETER = re.compile(r"(?P<start>[?&](?P<name>[^=&#]+)=)(?P<value>[^&#]*)")
 
 
 def mask_secrets(toolset: Toolset) -> Toolset:
-    """The toolset with no literal value of an environment variable, a header, an auth helper, or a query
-    parameter or option that is named like a secret; each is a `${NAME}` instead.
+    """The toolset with no literal value of an environment variable, a header, an auth helper, or of what is named or
+    looks like a secret in arguments, addresses, bodies and `stdin`; each is a `${NAME}` instead. Words of a command
+    cannot be: `find_open_secret` names them.
 
     A word of at most ten letters or a number of at most five digits is kept where the variable's or the
     header's name does not sound like a secret: `LOG_LEVEL: debug`. An environment variable gets its own
@@ -61,6 +66,34 @@ class _References:
             return value
         return f"${{{self._names.choose(value, self._taken, *candidates)}}}"
 
+    def literals(self, owner: str) -> LiteralSecrets:
+        return LiteralSecrets(lambda value, name: self.mask(value, f"{owner}_{variable_name(name)}"))
+
+
+def find_open_secret(toolset: Toolset) -> tuple[Place, str] | None:
+    """Return the place of a literal secret that no reference may replace, and a name for it: a word of a command, which
+    other users of the machine can read, or an argument of a step."""
+    found: list[str] = []
+
+    def note(value: str, name: str) -> str:
+        if is_literal(value, REFERENCE) and not value.startswith("$"):  # $args.token, of a step
+            found.append(variable_name(name))
+        return value
+
+    secrets = LiteralSecrets(note)
+    for index, tool in enumerate(toolset.tools):
+        if isinstance(tool, ShellTool):
+            for word, _ in enumerate(secrets.mask_arguments(tool.command)):
+                if found:
+                    return ("tools", index, "command", word), found[0]
+        elif isinstance(tool, StepsTool):
+            for place, step in enumerate(tool.steps):
+                for call in step.calls():
+                    secrets.mask_value(call.args)
+                if found:
+                    return ("tools", index, "steps", place), found[0]
+    return None
+
 
 def mask_url(url: str) -> str:
     """A URL to store: without user, password and fragment, the secrets of its query masked."""
@@ -84,8 +117,8 @@ def _mask_server(server: Server, names: _References) -> Server:
     changes: dict[str, Any] = {
         "env": _mask_environment(server.env, owner, names),
         "headers": _mask_headers(server.headers, owner, names),
-        "args": tuple(_mask_options(server.args, owner, names)),
-        "url": server.url and _mask_query(server.url, owner, names),
+        "args": tuple(names.literals(owner).mask_arguments(server.args)),
+        "url": server.url and names.literals(owner).mask_url(server.url),
     }
     return server.model_copy(update=changes)
 
@@ -93,17 +126,21 @@ def _mask_server(server: Server, names: _References) -> Server:
 def _mask_tool(tool: Any, owner: str, names: _References) -> Any:
     owner = variable_name(owner)
     if isinstance(tool, ShellTool):
-        return tool.model_copy(update={"env": _mask_environment(tool.env, owner, names)})
+        stdin = tool.stdin and names.literals(owner).mask_text(tool.stdin)
+        return tool.model_copy(update={"env": _mask_environment(tool.env, owner, names), "stdin": stdin})
     return tool.model_copy(update=_mask_request(tool, owner, names)) if isinstance(tool, HttpTool) else tool
 
 
 def _mask_request(tool: HttpTool, owner: str, names: _References) -> dict[str, Any]:
+    literals = names.literals(owner)
     return {
-        "url_template": _mask_query(tool.url_template, owner, names),
+        "url_template": literals.mask_url(tool.url_template),
         "query": _mask_parameters(tool.query, owner, names),
         "headers": _mask_headers(tool.headers, owner, names),
         "cookies": _mask_headers(tool.cookies, owner, names),
+        "body": literals.mask_value(tool.body),
         "form": tool.form and _mask_parameters(tool.form, owner, names),
+        "parts": tool.parts and {key: _mask_part(key, part, literals) for key, part in tool.parts.items()},
         "auth": tool.auth if tool.auth is None or tool.schemes else _mask_auth(tool.auth, owner, names),
     }
 
@@ -112,11 +149,19 @@ def _mask_defaults(defaults: HttpDefaults | None, owner: str, names: _References
     if defaults is None:
         return None
     auth = {name: _mask_auth(scheme, owner, names) for name, scheme in defaults.auth.items()}
-    return defaults.model_copy(update={"headers": _mask_headers(defaults.headers, owner, names), "auth": auth})
+    headers, base_url = _mask_headers(defaults.headers, owner, names), defaults.base_url
+    base_url = base_url and names.literals(owner).mask_url(base_url)
+    return defaults.model_copy(update={"base_url": base_url, "headers": headers, "auth": auth})
+
+
+def _mask_part(name: str, part: str | Part, literals: LiteralSecrets) -> str | Part:
+    if isinstance(part, str):
+        return str(literals.mask_value(part, name))
+    return part.model_copy(update={"value": literals.mask_value(part.value, name)})
 
 
 def _mask_auth(auth: Any, owner: str, names: _References) -> Any:
-    fields = {key: value for key, value in auth if key in _SECRET_FIELDS}
+    fields = {key: value for key, value in auth if key in _SECRET_FIELDS and value is not None}
     key_name = variable_name(auth.name) if isinstance(auth, ApiKeyAuth) else None
     masked = {key: names.mask(value, f"{owner}_{key_name or variable_name(key)}") for key, value in fields.items()}
     return auth.model_copy(update=masked)
@@ -124,7 +169,9 @@ def _mask_auth(auth: Any, owner: str, names: _References) -> Any:
 
 def _mask_parameters(parameters: Mapping[str, Any], owner: str, names: _References) -> dict[str, Any]:
     return {
-        key: _mask_parameter_value(value, f"{owner}_{variable_name(key)}", names) if is_secret_parameter(key) else value
+        key: _mask_parameter_value(value, f"{owner}_{variable_name(key)}", names)
+        if is_secret_parameter(key) or looks_random(value if isinstance(value, str) else value.value)
+        else value
         for key, value in parameters.items()
     }
 
@@ -150,29 +197,3 @@ def _mask_headers(headers: Mapping[str, Any], owner: str, names: _References) ->
         else _mask_parameter_value(value, f"{owner}_{variable_name(key)}", names)
         for key, value in headers.items()
     }
-
-
-def _mask_query(url: str, owner: str, names: _References) -> str:
-    def mask(match: re.Match[str]) -> str:
-        if not is_secret_parameter(match["name"]):
-            return match[0]
-        return match["start"] + names.mask(match["value"], f"{owner}_{variable_name(match['name'])}")
-
-    return _PARAMETER.sub(mask, url)
-
-
-def _mask_options(arguments: tuple[str, ...], owner: str, names: _References) -> Iterator[str]:
-    """`--token=abc` and `--token abc`, with the value masked."""
-    secret: str | None = None
-    for argument in arguments:
-        option = OPTION.fullmatch(argument)
-        if option is None:
-            yield names.mask(argument, f"{owner}_{variable_name(secret)}") if secret else argument
-            secret = None
-            continue
-        name = option["name"] if is_secret_parameter(option["name"]) else None
-        value = option["value"]
-        if name and value:
-            argument = argument[: option.start("value")] + names.mask(value, f"{owner}_{variable_name(name)}")
-        yield argument
-        secret = name if value is None else None

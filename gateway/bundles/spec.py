@@ -41,11 +41,11 @@ from gateway.bundles.tool_kinds import (
     ToolSpec,
     check_artifact,
 )
+from gateway.document import YamlDocument, validate
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
 from gateway.net.policy import NetworkPolicy
 from gateway.tools import Permission
-from gateway.yamldoc import YamlDocument
 
 FILE_NAME = "toolset.yaml"
 FILE_NAMES = (FILE_NAME, "toolset.yml")
@@ -158,7 +158,7 @@ class Server(ManifestSection):
         ]
         | None
     ) = None
-    tools: ServerTools = ServerTools()
+    tools: ServerTools = ServerTools.model_construct()
 
     @model_validator(mode="after")
     def _check_connection(self) -> Server:
@@ -272,7 +272,7 @@ def read(content: bytes | str, name: str = FILE_NAME) -> tuple[Toolset, YamlDocu
     document = yamldoc.read_plain(content.encode() if isinstance(content, str) else content, name, INVALID_TOOLSET)
     if not isinstance(document.value, dict):
         raise document.refusal("the file must hold keys and values at its top level")
-    toolset = yamldoc.validate(document, Toolset)
+    toolset = validate(document, Toolset)
     if len(dump(toolset).encode()) > yamldoc.BYTES_LIMIT:
         raise document.refusal(f"written out, the file is larger than {yamldoc.BYTES_LIMIT // 1024} KiB")
     return toolset, document

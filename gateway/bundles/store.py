@@ -149,12 +149,18 @@ def hold_version(version_path: Path) -> Iterator[None]:
 
 def unpack(bundle: Bundle, directory: Path) -> None:
     """Write the bundle into a new directory, as read-only files."""
+    write_files(bundle.files.values(), directory)
+    with storage_errors():
+        _write(directory / FILE_NAME, [_manifest(bundle)], 0o444)
+
+
+def write_files(files: Iterable[BundleFile], directory: Path) -> None:
+    """Write files into a new directory, read-only."""
     with storage_errors():
         directory.mkdir(_PRIVATE)
-        for path, file in bundle.files.items():
-            (directory / path).parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
-            _write(directory / path, file.chunks(), 0o555 if file.executable else 0o444)
-        _write(directory / FILE_NAME, [_manifest(bundle)], 0o444)
+        for file in files:
+            (directory / file.path).parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
+            _write(directory / file.path, file.chunks(), 0o555 if file.executable else 0o444)
 
 
 def find_difference(directory: Path, bundle: Bundle) -> str | None:

@@ -40,6 +40,7 @@ from gateway.bundles.field_types import (
     iterate_texts,
     references,
 )
+from gateway.config import RetrySettings
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
 from gateway.tools import Access, Permission, Tool
@@ -113,16 +114,8 @@ Schema = Annotated[dict[str, Any], AfterValidator(_check_schema)]
 ObjectSchema = Annotated[Schema, AfterValidator(_check_object_schema)]
 
 
-class RetrySpec(ManifestSection):
-    """Calls of a tool that failed for a passing reason are made again: up to `attempts` in all, with growing pauses.
-    `codes` are the error codes that count; without them those of a server or network that does not answer. Only an
-    idempotent or read-only tool is called again, unless `repeatable` says that a second call is harmless."""
-
-    attempts: Annotated[int, Field(ge=1, le=10)] = 3
-    codes: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")], ...], Field(max_length=32)] = ()
-    first_seconds: Annotated[float, Field(ge=0, le=60)] = 0.5
-    longest_seconds: Annotated[float, Field(ge=0, le=300)] = 10.0
-    repeatable: bool = False
+class RetrySpec(RetrySettings, ManifestSection):
+    """The `retry` of a tool, as an operator may set it for any tool."""
 
 
 class ToolSpec(ManifestSection):
@@ -227,6 +220,9 @@ def _find_shell_syntax(command: str) -> str | None:
         elif not quote and character in "|&;<>()*?~\n":
             return character
     return None
+
+
+SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"  # of programs that are not the toolset's own
 
 
 class ShellTool(ToolSpec):

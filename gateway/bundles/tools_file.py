@@ -17,6 +17,7 @@ from gateway.bundles.field_types import Category, Line, Prose, Seconds
 from gateway.bundles.spec import TOOLS_LIMIT, Toolset
 from gateway.bundles.tool_kinds import ObjectSchema, Schema
 from gateway.calls import to_json
+from gateway.document import validate
 from gateway.errors import Invalid
 from gateway.names import wire_name
 from gateway.tools import Permission
@@ -40,7 +41,7 @@ class ToolType(str, enum.Enum):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class ToolMetadata(_Section):
@@ -64,7 +65,7 @@ class ToolDefinition(_Section):
     input_schema: ObjectSchema = Field(default_factory=lambda: {"type": "object"})
     output_schema: Schema | None = None
     implementation_config: dict[str, Any] = Field(default_factory=dict)
-    metadata: ToolMetadata = ToolMetadata()
+    metadata: ToolMetadata = ToolMetadata.model_construct()
 
     @property
     def tool_id(self) -> str:
@@ -154,7 +155,7 @@ class ToolsFile(_Section):
 def read_tools_file(content: bytes, name: str) -> ToolsFile:
     """Parse a `tools.yaml`; refused with the line, the key and the fix."""
     document = yamldoc.read_plain(content, name, INVALID_TOOLS)
-    file = yamldoc.validate(document, ToolsFile)
+    file = validate(document, ToolsFile)
     for index, definition in enumerate(file.tools):
         try:
             make_toolset([definition], secrets=file.secrets)

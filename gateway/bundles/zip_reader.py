@@ -10,12 +10,12 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any, BinaryIO
 
 from gateway.bundles.paths import quote_path
 from gateway.errors import Invalid
+from gateway.value import Value
 
 INVALID_BUNDLE = "INVALID_BUNDLE"
 CHUNK = 64 * 1024
@@ -35,8 +35,7 @@ _FIRST_DAY = 0x21  # 1 January 1980, the first date a ZIP file can hold
 _UNIX = 3
 
 
-@dataclass(frozen=True)
-class ZipEntry:
+class ZipEntry(Value):
     """One entry, as in both of its headers."""
 
     name: str
@@ -173,7 +172,7 @@ def _end_record(tail: bytes) -> int:
     """Return the offset of the end record: the last one, and the only one whose comment ends with the file."""
     end = tail.rfind(_END_SIGNATURE)
     if end < 0 or len(tail) - end < _END.size:
-        raise bundle_error("this is no ZIP file: it has no end record")
+        raise bundle_error("this is neither a folder nor a ZIP file (it has no end record)")
     whole = [
         offset for offset in range(end + 1) if tail.startswith(_END_SIGNATURE, offset) and _reaches_end(tail, offset)
     ]

@@ -6,18 +6,23 @@ import gc
 import importlib
 import logging
 import os
+import re
+import shlex
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from gateway import __version__
-from gateway.cli.help import HelpContext, choose_color, prepare
+from gateway.cli.help import COMMON_OPTIONS, HelpContext, choose_color, list_command_paths, prepare
 from gateway.errors import GatewayError
 from gateway.names import did_you_mean
 from gateway.secrets import KNOWN, MaskingFormatter
+from gateway.text import visible_line
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -43,6 +48,10 @@ COMMANDS = {
 }
 
 
+# Objects of concurrent calls reach Python's own threshold of 700 every few calls, and hardly any is garbage.
+GC_THRESHOLDS = (10_000, 10, 10)
+
+
 @contextmanager
 def exclude_from_gc() -> Iterator[None]:
     """Exclude everything allocated inside from garbage collection: modules stay, and scanning them would delay calls
@@ -52,6 +61,7 @@ def exclude_from_gc() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         gc.enable()
 
 
@@ -65,8 +75,7 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            hint = did_you_mean(cmd_name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
-            raise click.UsageError(f"there is no command {cmd_name!r}{hint}", ctx)
+            raise click.UsageError(f"there is no command {cmd_name!r}{did_you_mean(cmd_name, COMMANDS)}", ctx)
         with exclude_from_gc():
             module = importlib.import_module(f".{COMMANDS[cmd_name][0]}", __package__)
         command = getattr(module, cmd_name)
@@ -106,12 +115,19 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.exit(2)
     except click.UsageError as error:
         hint = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
-        _fail("USAGE", f"{error.format_message()}{hint}", 2)
+        _fail("USAGE", f"{_explain_usage(error)}{hint}", 2)
     except click.ClickException as error:
         _fail("USAGE", error.format_message(), error.exit_code)
     except GatewayError as error:
-        _fail(error.code, error.message, 1, error.details.get("problems", ())[1:])
-    except (KeyboardInterrupt, click.Abort):
+        message = _repeat_options(error.message, sys.argv[1:] if arguments is None else arguments)
+        _fail(error.code, message, 1, error.details.get("problems", ())[1:], error.details.get("paste", ""))
+    except (KeyboardInterrupt, click.Abort) as error:
+        words = " ".join((sys.argv[1:] if arguments is None else arguments)[:2])
+        if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
+            click.echo(f"interrupted{_INTERRUPTED.get(words, '')}", err=True)
+        if threading.active_count() > 1:  # a thread that still reads an answer from the terminal would hold up the exit
+            sys.stdout.flush()
+            os._exit(130)
         sys.exit(130)
     except BrokenPipeError:  # the reader has closed our output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -124,8 +140,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
-    """Return whether a command other than `serve` shows a log record. Problems with tools and servers it counts or
-    prints itself, and `doctor` lists them."""
+    """Return whether a command other than `serve` shows a log record, without its traceback. Problems with tools and
+    servers it counts or prints itself, and `doctor` lists them."""
+    if record.exc_info and not os.environ.get("TOOLGATE_DEBUG"):
+        error = record.exc_info[1]
+        text = f"{record.getMessage()}: {type(error).__name__}: {error} (set TOOLGATE_DEBUG=1 for the traceback)"
+        record.msg, record.args, record.exc_info = text, (), None
     is_upstream = record.name.startswith("gateway.sources.upstreams") and record.levelno < logging.ERROR
     return record.name != "gateway.problems" and not is_upstream
 
@@ -141,12 +161,89 @@ def _run(arguments: list[str] | None) -> Any:
         raise first from None
 
 
-def _fail(code: str, message: str, status: int, further: Sequence[str] = ()) -> NoReturn:
-    first = f"{click.style(f'toolgate: {code}:', fg='red')} {_to_line(message)}"
+def _reword_usage(message: str) -> str:
+    """Click's message in our words, as one sentence without parentheses."""
+    message = message.replace("is not a valid integer range", "is not a whole number")
+    message = message.replace("is not a valid integer", "is not a whole number")
+    message = re.sub("^No such (?=command|option)", "there is no ", message)
+    near = re.search(r"[.?]? \(?Did you mean (?:one of: )?(.*)\?\)?$", message)
+    if near is None:
+        return message.removesuffix(".")
+    word = message.partition("'")[2].partition("'")[0]
+    names = sorted(near[1].split(", "), key=lambda name: -SequenceMatcher(None, word, name.strip("'")).ratio())
+    *others, last = names
+    return f"{message[: near.start()]}; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+
+
+# Options that choose what a command works on, and recommended commands that take them.
+_REPEATED = ("--config", "--data-dir", "--workspace", "--chat")
+_RECOMMENDED = re.compile(r": (toolgate (?!client|config|init)[a-z]+(?: [^;,()`\n]*[^;,()`\s.])?)")
+
+
+def _repeat_options(message: str, arguments: Sequence[str]) -> str:
+    """Add to the commands that a message recommends the options that chose the data of the command that failed."""
+    words = [*arguments, "--"][: [*arguments, "--"].index("--")]
+    given = [words[at : at + 1 + ("=" not in word)] for at, word in enumerate(words) if word.split("=")[0] in _REPEATED]
+    options = "".join(f" {shlex.join(option)}" for option in given)
+    return _RECOMMENDED.sub(lambda match: match[0] if " --" in match[1] else f"{match[0]}{options}", message)
+
+
+# What an interrupt of a command has ended.
+_INTERRUPTED = {
+    "tool call": "; the call was cancelled",
+    "upstream add": "; nothing was added",
+}
+
+# Words that people use for the same, those of our commands first.
+_SYNONYMS = (
+    ("remove", "uninstall", "revoke", "rm", "delete", "del"),
+    ("new", "create", "add", "make"),
+    ("call", "run", "exec", "invoke"),
+    ("list", "ls"),
+    ("show", "info", "get", "describe", "inspect"),
+    ("log", "logs", "history"),
+    ("enable", "on"),
+    ("disable", "off"),
+    ("doctor", "status", "health"),
+)
+_SUGGESTIONS = 4
+
+
+def _explain_usage(error: click.UsageError) -> str:
+    message, context = _reword_usage(error.format_message()), error.ctx
+    if context is None or not isinstance(context.command, click.Group):
+        return message
+    if isinstance(error, click.NoSuchOption) and context.parent is None and error.option_name in COMMON_OPTIONS:
+        return f"{error.option_name} stands after the command, as in: toolgate tool list {error.option_name} …"
+    word = message.removeprefix("there is no command '").partition("'")[0]
+    suggested = [repr(name) for name in _suggest(word, context.command, context)]
+    if not suggested:
+        return message
+    *others, last = suggested
+    return f"there is no command {word!r}; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+
+
+def _suggest(word: str, group: click.Group, context: click.Context) -> Sequence[str]:
+    """Commands that do what a word says which is none of a group; for the whole program also those of its groups."""
+    same = next((words for words in _SYNONYMS if word in words), (word,))
+    if context.parent is not None:
+        return [name for name in same if name in group.list_commands(context)][:1]
+    if word == "version":
+        return ["--version"]
+    paths = list_command_paths()
+    named = [path for path in paths if path.split()[-1] == word]
+    return (named or [path for path in paths if path.split()[-1] in same])[:_SUGGESTIONS]
+
+
+def _fail(code: str, message: str, status: int, further: Sequence[str] = (), paste: str = "") -> NoReturn:
+    text = message.partition(paste)[0] if paste else message
+    first = f"{click.style(f'toolgate: {code}:', fg='red')} {_to_line(text)}"
     for line in (first, *(f"  also: {_to_line(problem)}" for problem in further)):
         click.echo(line, err=True, color=choose_color())
+    if paste:
+        click.echo(KNOWN.mask(paste), err=True)
     sys.exit(status)
 
 
 def _to_line(text: str) -> str:
-    return " ".join(KNOWN.mask(text).split())
+    return visible_line(KNOWN.mask(text))

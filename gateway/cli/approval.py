@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import anyio
 import click
 
 from gateway.admin import approvals, policy
 from gateway.approval.question import escape_text
-from gateway.cli.options import as_json, print_json, print_table, run_admin, run_stored, settings_options
+from gateway.cli.options import (
+    as_json,
+    name_chat,
+    print_json,
+    print_table,
+    run_admin,
+    run_stored,
+    settings_options,
+    short_id,
+    short_time,
+)
 from gateway.cli.prompt import person
 from gateway.cli.tool import parse_arguments
 from gateway.config import Settings
-from gateway.errors import Invalid
+from gateway.errors import Invalid, NotFound
 from gateway.gateway import Gateway
+from gateway.names import SUFFIX_LENGTH
 
 if TYPE_CHECKING:
     from gateway.db.approvals import ApprovalRecord, Scope
+
+
+# How often, and after how many seconds, an allowance is looked at for whether its caller has taken it.
+_LOOKS, _LOOK_SECONDS = 4, 0.1
+
+_approval_id = click.argument("approval_id", metavar="[ID]", required=False)
+
+
+async def _find(gateway: Gateway, approval_id: str | None) -> ApprovalRecord:
+    """Find a question by its id or, without one, the only one that waits."""
+    if approval_id is not None:
+        return await approvals.show_approval(gateway, approval_id)
+    waiting = await approvals.list_approvals(gateway, waiting=True, limit=10)
+    if len(waiting) == 1:
+        return waiting[0]
+    if not waiting:
+        raise NotFound("no call waits for a person; see: toolgate approval list --all", code="UNKNOWN_APPROVAL")
+    ids = ", ".join(f"{record.id[-SUFFIX_LENGTH:]} ({escape_text(record.tool_id)})" for record in waiting)
+    raise Invalid(f"several calls wait; name one by its ID: {ids}", code="AMBIGUOUS_ID")
 
 
 @click.group()
@@ -27,40 +58,48 @@ def approval() -> None:
 
 @approval.command("list")
 @click.option("--all", "everything", is_flag=True, help="Also decided questions, and questions asked in clients.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @as_json
 @settings_options
 def list_approvals(settings: Settings, everything: bool, limit: int, as_json: bool) -> None:
     """The calls that wait in the queue, newest first."""
-    records = run_stored(
-        settings, lambda gateway: approvals.list_approvals(gateway, waiting=not everything, limit=limit)
-    )
+
+    async def find(gateway: Gateway) -> list[tuple[ApprovalRecord, dict[str, Any]]]:
+        records = await approvals.list_approvals(gateway, waiting=not everything, limit=limit)
+        return [(record, approvals.describe_approval(gateway, record)) for record in records]
+
+    found = run_stored(settings, find)
     if as_json:
-        print_json([record.to_dict() for record in records])
+        print_json([described for _, described in found])
         return
     rows = [
         (
-            record.id,
-            record.created_at,
+            short_id(record.id),
+            short_time(record.created_at),
             escape_text(record.tool_id),
-            record.status,
-            escape_text(record.chat_id)[:40],
+            "allowed, not used in time" if record.unused else record.status,
+            name_chat(escape_text(record.chat_id), described["folder"]),
             escape_text(record.reason)[:120],
         )
-        for record in records
+        for record, described in found
     ]
-    print_table(("ID", "ASKED", "TOOL", "STATUS", "CHAT", "WHY"), rows)
+    print_table(("ID", "ASKED (UTC)", "TOOL", "STATUS", "CHAT", "WHY"), rows)
 
 
 @approval.command()
-@click.argument("approval_id", metavar="ID")
+@_approval_id
 @as_json
 @settings_options
-def show(settings: Settings, approval_id: str, as_json: bool) -> None:
-    """One question and its outcome. A unique beginning of the ID is enough."""
-    record = run_stored(settings, lambda gateway: approvals.show_approval(gateway, approval_id))
+def show(settings: Settings, approval_id: str | None, as_json: bool) -> None:
+    """One question and its outcome. A unique beginning or end of the ID is enough; without ID, the one that waits."""
+
+    async def find(gateway: Gateway) -> tuple[ApprovalRecord, dict[str, Any]]:
+        record = await _find(gateway, approval_id)
+        return record, approvals.describe_approval(gateway, record)
+
+    record, described = run_stored(settings, find)
     if as_json:
-        print_json(record.to_dict())
+        print_json(described)
         return
     click.echo(f"{record.message}\n")
     decider = escape_text(record.decided_by or "")
@@ -68,10 +107,11 @@ def show(settings: Settings, approval_id: str, as_json: bool) -> None:
         "id": record.id,
         "call": record.call_id,
         "chat": escape_text(record.chat_id),
+        "folder": described["folder"] and escape_text(described["folder"]),
         "principal": escape_text(record.principal),
         "asked": f"{record.created_at}, by {record.via}",
         "until": record.expires_at,
-        "status": record.status,
+        "status": "allowed, not used in time" if record.unused else record.status,
         "decided": record.decided_at and f"{record.decided_at} by {decider} ({record.scope})",
         "changed to": record.edited_args and escape_text(record.edited_args),
     }
@@ -81,7 +121,7 @@ def show(settings: Settings, approval_id: str, as_json: bool) -> None:
 
 
 @approval.command()
-@click.argument("approval_id", metavar="ID")
+@_approval_id
 @click.option("--for-chat", is_flag=True, help="Also later calls of this tool for the same reason in this chat.")
 @click.option("--always", is_flag=True, help="Also later calls in every chat, until the tool changes.")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Change an argument; may be given again.")
@@ -90,14 +130,15 @@ def show(settings: Settings, approval_id: str, as_json: bool) -> None:
 @settings_options
 def allow(
     settings: Settings,
-    approval_id: str,
+    approval_id: str | None,
     for_chat: bool,
     always: bool,
     pairs: tuple[str, ...],
     json_args: str | None,
     as_json: bool,
 ) -> None:
-    """Allow a waiting call once. Its caller continues by itself, or calls again with the same arguments.
+    """Allow a waiting call once. Its caller continues by itself, or calls again with the same arguments. Without
+    ID, it is the only one that waits.
 
     With changed arguments it runs with those, and its caller is told. What they lead to may be asked about again.
     """
@@ -107,24 +148,42 @@ def allow(
     scope: Scope = "always" if always else "chat" if for_chat else "once"
 
     async def decide(gateway: Gateway) -> ApprovalRecord:
-        record = await approvals.show_approval(gateway, approval_id)
+        record = await _find(gateway, approval_id)
         tool = gateway.find_tool(record.tool_id)
         changes = parse_arguments(tool.input_schema if tool is not None else {}, pairs, json_args)
-        return await approvals.allow(gateway, record.id, person(), scope, changes)
+        await approvals.allow(gateway, record.id, person(), scope, changes)
+        for _ in range(_LOOKS):  # a caller that waits takes the answer at once
+            record = await approvals.show_approval(gateway, record.id)
+            if record.status == "used" or as_json:
+                break
+            await anyio.sleep(_LOOK_SECONDS)
+        return record
 
-    _print_decision(run_stored(settings, decide), "allowed", as_json)
+    record = run_stored(settings, decide)
+    _print_decision(record, "allowed", as_json)
+    if as_json:
+        return
+    if record.status == "used":
+        click.echo("its caller waited, and continues")
+    else:
+        until = record.expires_at[:16].replace("T", " ")
+        click.echo(
+            f"not used yet: a caller that no longer waits has to call again, with these arguments, by {until} UTC"
+        )
 
 
 @approval.command()
-@click.argument("approval_id", metavar="ID")
+@_approval_id
 @click.option("--reason", help="What the model is told about it.")
 @as_json
 @settings_options
-def deny(settings: Settings, approval_id: str, reason: str | None, as_json: bool) -> None:
-    """Refuse a waiting call."""
-    _print_decision(
-        run_stored(settings, lambda gateway: approvals.deny(gateway, approval_id, person(), reason)), "denied", as_json
-    )
+def deny(settings: Settings, approval_id: str | None, reason: str | None, as_json: bool) -> None:
+    """Refuse a waiting call; without ID, the only one that waits."""
+
+    async def decide(gateway: Gateway) -> ApprovalRecord:
+        return await approvals.deny(gateway, (await _find(gateway, approval_id)).id, person(), reason)
+
+    _print_decision(run_stored(settings, decide), "denied", as_json)
 
 
 @approval.command("remembered")
@@ -138,15 +197,15 @@ def list_remembered(settings: Settings, as_json: bool) -> None:
         return
     rows = [
         (
-            decision.id,
-            decision.created_at,
+            short_id(decision.id),
+            short_time(decision.created_at),
             escape_text(decision.tool_id),
             "every chat" if decision.chat_id is None else escape_text(decision.chat_id)[:40],
             escape_text(decision.created_by),
         )
         for decision in decisions
     ]
-    print_table(("ID", "SINCE", "TOOL", "CHAT", "BY"), rows)
+    print_table(("ID", "SINCE (UTC)", "TOOL", "CHAT", "BY"), rows)
 
 
 @approval.command()
@@ -174,7 +233,7 @@ def _print_decision(record: ApprovalRecord, status: str, as_json: bool) -> None:
 @approval.command()
 @click.argument("rules", metavar="RULES.yaml", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--days", type=click.FloatRange(min=0, min_open=True, max=3650), default=policy.DAYS, show_default=True)
-@click.option("--limit", type=click.IntRange(1, 1_000_000), default=policy.CALL_LIMIT, show_default=True)
+@click.option("-n", "--limit", type=click.IntRange(1, 1_000_000), default=policy.CALL_LIMIT, show_default=True)
 @as_json
 @settings_options
 def simulate(settings: Settings, rules: Path, days: float, limit: int, as_json: bool) -> None:

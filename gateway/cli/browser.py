@@ -21,17 +21,28 @@ _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
     "frame-src http: https:; base-uri 'none'; form-action 'none'"
 )
-_STYLE = "html, body, iframe { margin: 0; border: 0; width: 100%; height: 100%; display: block; }"
+# With both colour schemes, since a browser paints the canvas of a framed page only where its scheme is another one.
+_STYLE = (
+    ":root { color-scheme: light dark; } "
+    "html, body, iframe { margin: 0; border: 0; width: 100%; height: 100%; display: block; }"
+)
+# Views look at it (`views/bridge.js`): they fold nothing.
+_NAME = "toolgate-whole"
 
 
 def open_page(page: Page, title: str) -> None:
-    """Show a page in a frame with the rights it declares, so that a toolset's page cannot act as a local file."""
-    document = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+    """Show a page in the browser, which opens it as a local file."""
+    _open(frame_page(page, title).encode(), "page.html")
+
+
+def frame_page(page: Page, title: str) -> str:
+    """Return a document with a page in a frame of the rights it declares, so that it cannot act as a local file."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><style>{_STYLE}</style></head><body>'
-        f'<iframe sandbox="{page.sandbox}" srcdoc="{html.escape(page.html)}"></iframe></body></html>\n'
+        f'<iframe sandbox="{page.sandbox}" name="{_NAME}" srcdoc="{html.escape(page.html)}"></iframe></body></html>\n'
     )
-    _open(document.encode(), "page.html")
 
 
 def open_file(path: str, content: bytes) -> None:
@@ -57,6 +68,6 @@ def open_url(url: str) -> None:
 def _open(content: bytes, name: str) -> None:
     file = Path(tempfile.mkdtemp(prefix="toolgate-")) / name
     file.write_bytes(content)
-    click.echo(f"opening {file.as_uri()}", err=True)
-    if not webbrowser.open(file.as_uri()):
-        click.echo("no browser was found; open this address in one", err=True)
+    is_open = webbrowser.open(file.as_uri())
+    note = "opened" if is_open else "no browser was found; open this address in one:"
+    click.echo(f"{note} {file.as_uri()}", err=True)

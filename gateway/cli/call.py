@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -12,14 +11,23 @@ import click
 from gateway.admin import calls, usage
 from gateway.calls import Caller
 from gateway.cli.browser import open_page
-from gateway.cli.options import as_json, print_json, print_table, run, run_admin, settings_options
+from gateway.cli.options import (
+    as_json,
+    name_chat,
+    print_json,
+    print_table,
+    run,
+    run_admin,
+    settings_options,
+    short_id,
+    short_time,
+    to_text,
+)
 from gateway.cli.prompt import person
 from gateway.config import Settings
 from gateway.gateway import Gateway
-from gateway.secrets import KNOWN
 
 if TYPE_CHECKING:
-    from gateway.db.call_records import CallRecord
     from gateway.db.usage import Dimension, UsageRow
 
 
@@ -35,7 +43,7 @@ def call() -> None:
     "--status", type=click.Choice(["pending", "running", "success", "error"]), help="Only calls of this status."
 )
 @click.option("--before", metavar="ID", help="Only calls before this one, for the next page.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 @as_json
 @settings_options
 def list_calls(
@@ -51,44 +59,46 @@ def list_calls(
 
     async def task() -> None:
         async with Gateway.open(settings, connect="none") as gateway:
-            records = await calls.list_calls(
-                gateway, chat=of_chat, tool=tool, status=status, before=before, limit=limit
-            )
+            last = None if before is None else (await calls.show_call(gateway, before))["id"]
+            records = await calls.list_calls(gateway, chat=of_chat, tool=tool, status=status, before=last, limit=limit)
             if as_json:
                 print_json(records)
                 return
             rows = [
                 (
-                    record["id"],
-                    record["started_at"],
+                    short_id(record["id"]),
+                    short_time(record["started_at"]),
                     record["tool_name"][:64],
                     record["status"],
                     record["error_code"] or "",
-                    "" if record["duration_ms"] is None else f"{record['duration_ms']:.1f} ms",
-                    record["chat_id"][:40],
+                    "" if record["duration_ms"] is None else format_time(record["duration_ms"]),
+                    name_chat(record["chat_id"], record["folder"]),
                 )
                 for record in records
             ]
-            print_table(("ID", "STARTED", "TOOL", "STATUS", "ERROR", "TOOK", "CHAT"), rows)
+            print_table(("ID", "STARTED (UTC)", "TOOL", "STATUS", "ERROR", "TOOK", "CHAT"), rows)
 
     run(task)
 
 
-async def _open_page(gateway: Gateway, record: CallRecord) -> None:
-    """Show the page of a call whose tool has one, else its result."""
+async def _open_page(gateway: Gateway, call_id: str) -> None:
+    """Show the page of a call whose tool has one, else its record."""
     # Imported here: no other command shows pages.
     from gateway.render.pages import make_page
     from gateway.serve.mcp.render_resources import RenderResources, ResourceReader
     from gateway.serve.web.inline import read_view
 
-    if record.render_plan is not None:
+    record = await calls.show_call(gateway, call_id)
+    if record["render_plan"] is not None:
         renders = RenderResources(gateway.records, gateway.versions, gateway.executor)
-        page = await renders.page(ResourceReader(record.chat_id, Caller(surface="cli")), record.id)
+        page = await renders.page(ResourceReader(record["chat_id"], Caller(surface="cli")), record["id"])
     else:
-        shown = json.dumps(KNOWN.mask_value(record.to_dict()), indent=2, ensure_ascii=False, default=str)
-        config = {"content": shown, "language": "json"}
-        page = make_page(read_view("code"), {"renderer": "code", "config": config, "tool": {"title": record.tool_name}})
-    open_page(page, f"{record.tool_name}, call {record.id}")
+        config = {
+            "call": {name: value for name, value in record.items() if value is not None},
+            "changes": await calls.show_changes(gateway, record),
+        }
+        page = make_page(read_view("call"), {"renderer": "call", "config": config})
+    open_page(page, f"{record['tool_name']}, call {record['id']}")
 
 
 @call.command()
@@ -104,7 +114,7 @@ async def _open_page(gateway: Gateway, record: CallRecord) -> None:
 @click.option("--tool", help="Only calls of this tool.")
 @click.option("--server", help="Only tools of this upstream server or toolset, or 'builtin'.")
 @click.option("--principal", help="Only calls of this principal.")
-@click.option("--limit", type=click.IntRange(1, usage.LIMIT), default=100, show_default=True)
+@click.option("-n", "--limit", type=click.IntRange(1, usage.LIMIT), default=100, show_default=True)
 @as_json
 @settings_options
 def stats(
@@ -137,13 +147,17 @@ def stats(
 
 
 def _describe_counts(row: UsageRow) -> tuple[str, ...]:
-    times = (f"{row.mean_ms:.1f} ms", f"{row.longest_ms:.1f} ms")
+    times = (format_time(row.mean_ms), format_time(row.longest_ms))
     return (
         str(row.calls),
         str(row.errors),
         *times,
-        *(f"{size / 1024:.1f} KiB" for size in (row.args_bytes, row.result_bytes)),
+        *(f"{size} B" if size < 1024 else f"{size / 1024:.1f} KiB" for size in (row.args_bytes, row.result_bytes)),
     )
+
+
+def format_time(milliseconds: float) -> str:
+    return f"{milliseconds:.1f} ms" if milliseconds < 10_000 else f"{milliseconds / 1000:.1f} s"
 
 
 @call.command()
@@ -152,12 +166,12 @@ def _describe_counts(row: UsageRow) -> tuple[str, ...]:
 @as_json
 @settings_options
 def show(settings: Settings, call_id: str, opens: bool, as_json: bool) -> None:
-    """One call: its arguments, its result, who made it. A unique beginning of the ID is enough."""
+    """One call: its arguments, its result, who made it. A unique beginning or end of the ID is enough."""
 
     async def task() -> None:
         async with Gateway.open(settings, connect="none") as gateway:
             if opens:
-                await _open_page(gateway, await gateway.records.get(call_id))
+                await _open_page(gateway, call_id)
                 return
             record = await calls.show_call(gateway, call_id)
             if as_json:
@@ -169,7 +183,7 @@ def show(settings: Settings, call_id: str, opens: bool, as_json: bool) -> None:
                 record["error"] = "it waits for a person; see: toolgate approval list"
             for key, value in record.items():
                 if value is not None:
-                    click.echo(f"{key:20} {value}")
+                    click.echo(f"{key:20} {to_text(value)}")
 
     run(task)
 

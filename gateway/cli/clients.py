@@ -5,17 +5,27 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import socket
 import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
+from click.core import ParameterSource
 
 from gateway.admin.clients import CLIENTS, Snippet, make_snippets, serve_command
+from gateway.cli.help import COMMON_OPTIONS
 from gateway.errors import GatewayError, NotFound
+from gateway.names import did_you_mean
 
 # Imported inside functions: parsers, settings and `serve`, of which most commands here need none.
+
+
+# Options that belong to `serve`, and stand after `--`.
+_SERVE_OPTIONS = COMMON_OPTIONS | {"--transport", "--host", "--port", "--allow-remote", "--log-level", "--log-file"}
+_CONNECT_SECONDS = 2.0
 
 
 class _TrailingArguments(click.Command):
@@ -23,7 +33,15 @@ class _TrailingArguments(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         cut = args.index("--") if "--" in args else len(args)
-        rest = super().parse_args(ctx, args[:cut])
+        try:
+            rest = super().parse_args(ctx, args[:cut])
+        except click.NoSuchOption as error:
+            if error.option_name not in _SERVE_OPTIONS:
+                raise
+            example = f"toolgate client install {args[0]} -- {error.option_name} …"
+            raise click.UsageError(
+                f"{error.option_name} is an option of serve; these stand after `--`, as in: {example}", ctx
+            ) from None
         ctx.params["serve"] = tuple(args[cut + 1 :])
         if ctx.params["serve"] and ctx.params["url"]:
             raise click.UsageError("--url is for a gateway that already runs: nothing may follow `--`", ctx)
@@ -49,8 +67,31 @@ def _refuse_unusable(arguments: tuple[str, ...]) -> None:
     from gateway import config
     from gateway.cli.serve import serve
 
-    given = serve.make_context("toolgate serve", list(arguments)).params
+    context = serve.make_context("toolgate serve", list(arguments))
+    given = context.params
+    if "stdio" not in given["transports"]:
+        url = f"http://{given['host']}:{given['port']}/mcp"
+        raise click.UsageError(
+            "the client speaks stdio to the program that it starts; for a gateway over HTTP that you start yourself, "
+            f"give its address instead: --url {url}"
+        )
+    for name in ("host", "port", "allow_remote"):
+        if "http" not in given["transports"] and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            click.echo(f"note: {option} is for a gateway over HTTP, and does nothing here", err=True)
     config.read(given["config_file"], {"workspace": given["workspace"]} if given["workspace"] else {})
+
+
+def _check_address(url: str) -> None:
+    """Refuse the address of a gateway instead of its endpoint; warn if nothing listens there."""
+    parts = urlsplit(url)
+    if parts.path in ("", "/"):
+        raise click.UsageError(f"a gateway speaks MCP below its address; did you mean {url.rstrip('/')}/mcp?")
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), _CONNECT_SECONDS).close()
+    except (OSError, ValueError):
+        click.echo(f"note: nothing answers at {url} now; start the gateway there, or correct the address", err=True)
 
 
 def _require_match(pattern: str, hint: str) -> Any:
@@ -70,13 +111,28 @@ _url_option = click.option(
 )
 
 
+class _ClientName(click.Choice[str]):
+    """The name of a client; another one is answered with the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value not in CLIENTS:
+            family = [repr(name) for name in CLIENTS if str(name).startswith(f"{value}-")]
+            hint = f"; did you mean {' or '.join(family)}?" if family else did_you_mean(value, CLIENTS)
+            hint = hint or f"; there are {', '.join(CLIENTS)}"
+            raise click.UsageError(f"there is no client {value!r}{hint}", ctx)
+        return value
+
+
+_client_name = _ClientName(list(CLIENTS))
+
+
 @click.group()
 def client() -> None:
     """Connect Claude, Cursor, VS Code, Codex, Zed and other clients."""
 
 
 @client.command(cls=_TrailingArguments)
-@click.argument("name", type=click.Choice(list(CLIENTS)), required=False)
+@click.argument("name", type=_client_name, metavar="[CLIENT]", required=False)
 @_name_option
 @_url_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -126,7 +182,7 @@ def list_clients(entry_name: str, as_json: bool) -> None:
 
 
 @client.command(cls=_TrailingArguments)
-@click.argument("name", type=click.Choice(list(CLIENTS)))
+@click.argument("name", type=_client_name, metavar="CLIENT")
 @_file_option
 @_name_option
 @_url_option
@@ -140,7 +196,9 @@ def install(
     """
     from gateway.admin.client_files import merge, read, write
 
-    if url is None:
+    if url is not None:
+        _check_address(url)
+    else:
         _refuse_unusable(serve)
         serve = _name_settings_file(serve)
     snippet = _snippet(name, entry_name, url, serve)
@@ -153,7 +211,8 @@ def install(
         click.echo(f"{entry_name} is already there: {file}")
         return
     backup = None if dry_run else write(file, before, after, datetime.now())
-    click.echo(f"{'would have ' if dry_run else ''}{'replaced' if replaced else 'added'} {entry_name} in {file}")
+    done = ("would replace" if replaced else "would add") if dry_run else ("replaced" if replaced else "added")
+    click.echo(f"{done} {entry_name} {'in' if replaced else 'to'} {file}")
     # The entry before is not shown: its environment may hold secrets.
     click.echo(_lines(snippet.text, _describe_backup(backup, name, path), snippet.note))
     if not dry_run:
@@ -161,7 +220,7 @@ def install(
 
 
 @client.command()
-@click.argument("name", type=click.Choice(list(CLIENTS)))
+@click.argument("name", type=_client_name, metavar="CLIENT")
 @_file_option
 @_name_option
 @_dry_run
@@ -176,21 +235,24 @@ def uninstall(name: str, path: Path | None, entry_name: str, dry_run: bool) -> N
     if before is None or after is None or after == before:
         raise NotFound(f"there is no entry {entry_name!r} in {file}; `toolgate client list` shows where it is")
     backup = None if dry_run else write(file, before, after, datetime.now())
-    click.echo(f"{'would have ' if dry_run else ''}removed {entry_name} from {file}")
+    click.echo(f"{'would remove' if dry_run else 'removed'} {entry_name} from {file}")
     if not dry_run:
         click.echo(_lines(_describe_backup(backup, name, path), f"Restart {CLIENTS[name].title} if it runs."))
 
 
 @client.command()
-@click.argument("name", type=click.Choice(list(CLIENTS)))
+@click.argument("name", type=_client_name, metavar="CLIENT")
 @_file_option
 def restore(name: str, path: Path | None) -> None:
     """Bring a client's file back to what it was before the last change by `install`, `uninstall` or `restore`."""
-    from gateway.admin.client_files import find_backups, read, write
+    from gateway.admin.client_files import find_backups, find_entry, read, write
 
     file = path or _snippet(name, "toolgate").file
     backups = find_backups(file)
     if not backups:
+        if file.is_file() and find_entry(file, _snippet(name, "toolgate")) is not None:
+            command = f"toolgate client uninstall {name}{_repeat_file(path)}"
+            raise NotFound(f"there was no {file} before; take the entry out with: {command}")
         raise NotFound(f"there is no backup of {file}; only changes by `toolgate client` make one")
     content = read(backups[0]) or b""
     write(file, read(file), content, datetime.now())
@@ -207,8 +269,11 @@ def _snippet(name: str, entry_name: str, url: str | None = None, serve: tuple[st
 def _describe_backup(backup: Path | None, name: str, file: Path | None) -> str:
     if backup is None:
         return ""
-    option = f" --file {shlex.quote(str(file))}" if file else ""
-    return f"the previous file is saved as {backup}; to go back: toolgate client restore {name}{option}"
+    return f"the previous file is saved as {backup}; to go back: toolgate client restore {name}{_repeat_file(file)}"
+
+
+def _repeat_file(file: Path | None) -> str:
+    return f" --file {shlex.quote(str(file))}" if file else ""
 
 
 def _require_installed(snippet: Snippet) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gateway import config as settings_file
-from gateway.cli.options import as_json, print_json, print_table
-from gateway.config import refuse_unavailable
-from gateway.errors import NotFound
+from gateway.cli.help import choose_color
+from gateway.cli.options import as_json, print_json, print_table, run_stored
+from gateway.config import Settings, refuse_unavailable
+from gateway.errors import Invalid, NotFound
 from gateway.names import did_you_mean
+from gateway.tools import DEFAULT_CATEGORIES
 
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+
+_WILDCARD = re.compile(r"[*?\[]")
 _file_option = click.option("--config", "file", type=click.Path(path_type=Path), help="Settings file (toolgate.yaml).")
 
 
@@ -59,7 +68,64 @@ def check(file: Path | None) -> None:
     settings.effective_categories()
     settings.effective_profile()
     refuse_unavailable(settings)
-    click.echo(f"{path or _no_file()}: no mistakes; `toolgate doctor` also tries what the settings name")
+    warnings = [*_check_categories(settings, path), *settings_file.find_oversights(settings, path)]
+    try:
+        problems = run_stored(settings, _find_problems)
+    except Invalid as error:
+        names = [extension.use for extension in settings.extensions]
+        if (name := error.details.get("extension")) in names:
+            line = settings_file.find_line(path, ("extensions", names.index(name)))
+            raise Invalid(f"{line}{error.message}", code=error.code) from None
+        raise
+    for place, problem in problems:
+        warnings.append(f"{settings_file.find_line(path, place)}{problem}")
+    for warning in warnings:
+        click.echo(f"{click.style('warning:', fg='yellow')} {warning}", err=True, color=choose_color())
+    outcome = "no mistakes" if not warnings else "valid, with warnings"
+    click.echo(f"{path or _no_file()}: {outcome}; `toolgate doctor` also tries what the settings name")
+
+
+@config.command()
+def trust() -> None:
+    """Trust the settings file of this folder as it is now. One that came with a Git repository is not used before,
+    unless it is named with --config, and not after what it starts or allows has changed."""
+    path = settings_file.find()
+    if path is None:
+        raise NotFound("there is no toolgate.yaml in this folder", code="CONFIG_NOT_FOUND")
+    settings_file.load(path)
+    settings_file.trust(path)
+    click.echo(f"{path.absolute()} is trusted as it is now")
+
+
+def _check_categories(settings: Settings, path: Path | None) -> Iterator[str]:
+    for name in settings.categories:
+        if name not in DEFAULT_CATEGORIES and (hint := did_you_mean(name, DEFAULT_CATEGORIES)):
+            line = settings_file.find_line(path, ("categories", name))
+            yield f"{line}categories.{name}: no builtin tool is in this category{hint}"
+
+
+async def _find_problems(gateway: Gateway) -> list[tuple[tuple[str | int, ...], str]]:
+    """The rules that match no tool, and names in roles that nothing has, with their places. Other problems are not the
+    file's."""
+    problems = [problem for problem in gateway.catalog.problems if problem.code == "NO_SUCH_TOOL"]
+    found = [(problem.details.get("place", ()), problem.message) for problem in problems]
+    # Imported here: showing the settings needs nothing of upstreams.
+    from gateway.admin.upstreams import list_upstreams
+
+    servers = {server.name for server in await list_upstreams(gateway)}
+    for role, settings in gateway.settings.roles.items():
+        exact = [name for name in settings.servers if not _WILDCARD.search(name)]
+        named = [("categories", "category", name, {*gateway.categories}) for name in settings.categories or ()]
+        for key, kind, name, known in [*named, *(("servers", "server", name, servers) for name in exact)]:
+            if name not in known:
+                text = f"roles.{role}.{key}: there is no {kind} {name!r}{did_you_mean(name, known)}"
+                found.append((("roles", role, key), text))
+    jwt, roles = gateway.settings.auth.jwt, gateway.roles.roles
+    name = "" if jwt is None else jwt.default_role or ""
+    if name and name not in roles:
+        text = f"auth.jwt.default_role: there is no role {name!r}{did_you_mean(name, roles)}"
+        found.append((("auth", "jwt", "default_role"), text))
+    return found
 
 
 def _no_file() -> str:

@@ -16,6 +16,9 @@ _EXAMPLES = Path(__file__).with_name("examples.txt")
 # Examples on the page of a group: the first ones of its commands.
 _GROUP_EXAMPLES = 5
 
+# Commands of the program that are no groups.
+_WITHOUT_COMMANDS = frozenset({"init", "serve", "doctor", "completion", "help"})
+
 # The options of nearly every command, by their first name.
 COMMON_OPTIONS = frozenset(
     {
@@ -72,6 +75,12 @@ def find_examples(command_path: str, *, group: bool) -> list[str]:
     return list(reversed(first.values()))[:_GROUP_EXAMPLES]
 
 
+def list_command_paths() -> list[str]:
+    """Return every command without `toolgate`, such as `upstream add`: each has an example."""
+    words = (line.split()[1:] for line in _read_examples())
+    return list(dict.fromkeys(" ".join(each[: 1 if each[0] in _WITHOUT_COMMANDS else 2]) for each in words))
+
+
 @functools.cache
 def _read_examples() -> Sequence[str]:
     return [line for line in _EXAMPLES.read_text().splitlines() if line.startswith("toolgate ")]
@@ -119,6 +128,6 @@ def help(context: click.Context, words: tuple[str, ...]) -> None:  # noqa: A001 
         inner = group.get_command(shown, word) if isinstance(group, click.Group) else None
         if inner is None:
             known = group.list_commands(shown) if isinstance(group, click.Group) else ()
-            raise click.UsageError(f"{shown.command_path} has no command {word!r}{did_you_mean(word, known)}", shown)
+            raise click.UsageError(f"there is no command {word!r}{did_you_mean(word, known)}", shown)
         shown = inner.context_class(inner, info_name=word, parent=shown)
     click.echo(shown.get_help())

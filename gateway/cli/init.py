@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -12,8 +13,8 @@ import click
 from gateway import config
 from gateway.admin.client_files import merge, read, write
 from gateway.admin.clients import CLIENTS, Snippet, make_snippets, serve_command
-from gateway.admin.upstream_import import find_secrets, find_servers, import_servers, importable_names, secrets_file
-from gateway.cli.options import run_stored
+from gateway.admin.upstream_import import find_servers, import_servers, importable_names, list_secrets, secrets_file
+from gateway.cli.options import confirm, run_stored
 from gateway.cli.prompt import can_ask
 from gateway.errors import Conflict, GatewayError
 from gateway.files import create_file
@@ -33,8 +34,8 @@ def init(here: bool, file: Path | None, yes: bool) -> None:
     if not yes and not can_ask():
         click.echo("to import servers and to set up clients too, run it on a terminal or with --yes")
         return
-    agree: Callable[[str], bool] = (lambda _: True) if yes else (lambda text: click.confirm(text, default=True))
-    _import_servers(path, agree)
+    agree: Callable[[str], bool] = (lambda _: True) if yes else (lambda text: confirm(text, default=True))
+    _import_servers(path, not here, agree)
     for snippet in make_snippets(serve_command(sys.executable, ("--config", str(path)) if file or here else ()), None):
         if snippet.folder.is_dir():
             _add_to_client(snippet, agree)
@@ -53,27 +54,32 @@ def _write_settings(path: Path) -> None:
         click.echo(f"wrote {path}")
 
 
-def _import_servers(path: Path, agree: Callable[[str], bool]) -> None:
-    settings = config.load(path)
+def _import_servers(path: Path, is_named: bool, agree: Callable[[str], bool]) -> None:
+    settings = config.load(path) if is_named else config.read()
     try:
         found = find_servers(None, settings.workspace)
     except GatewayError as refusal:
         click.echo(f"no servers imported: {refusal.message}", err=True)
         return
-    names = importable_names(found)
-    if not names:
+    if not importable_names(found):
         click.echo("found no servers in the settings of other clients")
+        return
+    run_import = partial(import_servers, found=found, replace=False)
+    planned = run_stored(settings, partial(run_import, keep=False, dry_run=True))
+    names = [result.name for result in planned if result.outcome != "skipped"]
+    if not names:
+        click.echo("the servers of your clients are here already")
         return
     if not agree(f"Import {len(names)} server{'s' * (len(names) != 1)} of your clients ({', '.join(names[:12])})?"):
         return
     place = secrets_file(settings)
-    keep = bool(find_secrets(found)) and agree(f"Keep their secrets in {place}, which only you can read?")
-    imported = run_stored(
-        settings, lambda gateway: import_servers(gateway, found, replace=False, keep=keep, dry_run=False)
-    )
+    secrets = ", ".join(list_secrets(planned))
+    keep = bool(secrets) and agree(f"Keep their secrets ({secrets}) in {place}, which only you can read?")
+    imported = run_stored(settings, partial(run_import, keep=keep, dry_run=False))
     for result in imported:
         needs = f"; needs {', '.join(result.missing)} in the environment" if result.missing else ""
         click.echo(f"  {result.name}: {result.outcome}{f' ({result.reason})' if result.reason else ''}{needs}")
+    click.echo("test them with: toolgate upstream test; then remove them from the client, or their tools appear twice")
 
 
 def _add_to_client(snippet: Snippet, agree: Callable[[str], bool]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +11,10 @@ from gateway.admin import keys
 from gateway.cli.options import as_json, print_json, print_table, run_stored, settings_options
 from gateway.config import Settings
 from gateway.identity.roles import DEFAULT_ROLE
+
+if TYPE_CHECKING:
+    from gateway.admin.keys import ApiKey
+    from gateway.gateway import Gateway
 
 
 @click.group()
@@ -33,20 +37,31 @@ def create(
     NAME is the person or program it is for: keys of one name share chats, files and approvals. From the first key on,
     every request over HTTP needs one.
     """
-    made, secret = run_stored(
-        settings, lambda gateway: keys.create_key(gateway, name, role, profile=for_profile, days=days)
-    )
+
+    async def task(gateway: Gateway) -> tuple[bool, ApiKey, str]:
+        first = not await keys.list_keys(gateway)
+        return first, *await keys.create_key(gateway, name, role, profile=for_profile, days=days)
+
+    first, made, secret = run_stored(settings, task)
     if as_json:
-        print_json({**_describe(made), "key": secret})
+        print_json({**keys.describe_key(made), "key": secret})
         return
     click.echo(secret)
-    until = f", valid until {made.expires_at}" if made.expires_at else ""
+    profile = f", profile {made.profile}" if made.profile else ""
+    until = f", valid until {made.expires_at[:10]}" if made.expires_at else ""
     click.echo(
-        f"\nThe key {made.id} of {made.name}, role {made.role}{until}. Store it now: it is not shown again.\n"
+        f"\nThe key {made.id} of {made.name}, role {made.role}{profile}{until}. Store it now: it is not shown again.\n"
         f"Clients send it as the header  Authorization: Bearer {made.hint}…\n"
         f"Revoke it with  toolgate key revoke {made.id}",
         err=True,
     )
+    if first and settings.auth.required is None:
+        click.echo(
+            "\nFrom now on every request over HTTP needs a key, on this computer too, also after the key is revoked.\n"
+            "To let this computer in without one, put this into the settings file, and restart the gateway:\n"
+            "  auth: {required: false}",
+            err=True,
+        )
 
 
 @key.command("list")
@@ -56,7 +71,7 @@ def list_keys(settings: Settings, as_json: bool) -> None:
     """List the keys, with when each was last used."""
     found = run_stored(settings, keys.list_keys)
     if as_json:
-        print_json([_describe(each) for each in found])
+        print_json([keys.describe_key(each) for each in found])
         return
     rows = [
         (
@@ -83,7 +98,7 @@ def revoke(settings: Settings, key_id: str, as_json: bool) -> None:
     """Revoke a key, by its ID or its name. The next request with it is refused."""
     revoked = run_stored(settings, lambda gateway: keys.revoke_key(gateway, key_id))
     if as_json:
-        print_json(_describe(revoked) | {"status": "revoked"})
+        print_json(keys.describe_key(revoked) | {"status": "revoked"})
     else:
         click.echo(f"revoked {revoked.id} ({revoked.name})")
 
@@ -95,8 +110,7 @@ def clients(settings: Settings, as_json: bool) -> None:
     """List the clients that people let in by OAuth, such as Claude's connector."""
     found = run_stored(settings, keys.list_clients)
     if as_json:
-        names = ("id", "principal", "client_name", "permission", "resource", "created_at")
-        print_json([{name: getattr(each, name) for name in names} for each in found])
+        print_json([keys.describe_client(each) for each in found])
         return
     rows = [
         (
@@ -118,8 +132,3 @@ def disconnect(settings: Settings, client_id: str) -> None:
     """Take back what somebody allowed a client, by the ID that `key clients` shows."""
     run_stored(settings, lambda gateway: keys.disconnect_client(gateway, client_id))
     click.echo(f"disconnected {client_id}")
-
-
-def _describe(each: keys.ApiKey) -> dict[str, Any]:
-    names = ("id", "name", "role", "profile", "hint", "status", "created_at", "created_by", "expires_at")
-    return {name: getattr(each, name) for name in (*names, "last_used_at", "revoked_at")}

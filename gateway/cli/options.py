@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import shlex
+import shutil
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,17 +16,24 @@ import click
 from click.core import ParameterSource
 
 from gateway import config
+from gateway.cli import exclude_from_gc
 from gateway.config import Settings
-from gateway.gateway import Gateway
+from gateway.errors import Invalid
+from gateway.names import SUFFIX_LENGTH
+from gateway.text import visible_line
 
 if TYPE_CHECKING:
     from gateway.cli.progress import ProgressLine
+    from gateway.gateway import Gateway
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
 # Common options that choose what a command works on.
 _REPEATED = ("--config", "--data-dir", "--workspace", "--chat")
+
+# Characters of a chat in a table.
+_CHAT_CHARACTERS = 40
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -76,13 +85,31 @@ def settings_options(command: Command) -> Command:
             tools["enable"] = enable_tools
         if enable_tool_categories is not None:
             tools["enabled_categories"] = [name.strip() for name in enable_tool_categories.split(",") if name.strip()]
-        settings = config.read(config_file, {**overrides, **({"tools": tools} if tools else {})})
-        return command(*arguments, settings=settings, **others)
+        overrides |= {"tools": tools} if tools else {}
+        return command(*arguments, settings=_read_settings(config_file, overrides), **others)
 
     wrapped: Any = with_settings
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped  # type: ignore[no-any-return]
+
+
+def _read_settings(file: Path | None, overrides: dict[str, Any]) -> Settings:
+    """Read the settings; on a terminal a file that came with a repository is asked about."""
+    try:
+        return config.read(file, overrides)
+    except Invalid as refusal:
+        # Imported here: `serve` over stdio asks nobody.
+        from gateway.cli.prompt import can_ask
+
+        found = refusal.details.get("file")
+        if refusal.code != "UNTRUSTED_CONFIG" or found is None or not can_ask():
+            raise
+        click.echo(refusal.message, err=True)
+        if not confirm(f"Trust {found} as it is now?"):
+            raise
+        config.trust(Path(found))
+        return config.read(file, overrides)
 
 
 def repeat_options() -> str:
@@ -118,8 +145,10 @@ def run_shown(
     settings: Settings, action: Callable[[Gateway, ProgressLine], Awaitable[Result]], doing: str | None
 ) -> Result:
     """Run an action that reports its progress; without `doing` it is not shown."""
-    # Imported here: `serve` needs the options, but shows no progress.
-    from gateway.cli.progress import show_progress
+    with exclude_from_gc():
+        # Imported here: `serve` needs the options, but shows no progress; `config show` opens no gateway.
+        from gateway.cli.progress import show_progress
+        from gateway.gateway import Gateway
 
     async def task() -> Result:
         async with show_progress(doing) as line, Gateway.open(settings, connect="none") as gateway:
@@ -127,6 +156,49 @@ def run_shown(
             return await action(gateway, line)
 
     return run(task)
+
+
+def confirm(question: str, *, default: bool = False, abort: bool = False) -> bool:
+    """Ask a question of yes or no on stderr; with `abort`, a no ends the command."""
+    hint = "Y/n" if default else "y/N"
+    answer = bool(
+        click.prompt(f"{question} [{hint}]", default=default, show_default=False, value_proc=_read_answer, err=True)
+    )
+    if abort and not answer:
+        raise click.Abort
+    return answer
+
+
+def _read_answer(text: str | bool) -> bool:
+    if isinstance(text, bool):  # the default
+        return text
+    answer = {"y": True, "yes": True, "n": False, "no": False}.get(text.strip().lower())
+    if answer is None:
+        raise click.UsageError("answer y or n")
+    return answer
+
+
+def short_id(identifier: str) -> str:
+    """Return an id as a table shows it: its random end, since ids of one minute begin alike. Commands accept it."""
+    return identifier[-SUFFIX_LENGTH:]
+
+
+def short_time(moment: str) -> str:
+    """Return a time of a record, which is in UTC, as a table shows it."""
+    return moment[:19].replace("T", " ")
+
+
+def name_chat(chat: str, folder: str | None) -> str:
+    """Return a chat as a table shows it: by the end of the path of its folder, else by its id."""
+    name = chat if folder is None else visible_line(folder)
+    if len(name) <= _CHAT_CHARACTERS:
+        return name
+    return f"{name[: _CHAT_CHARACTERS - 1]}…" if folder is None else f"…{name[1 - _CHAT_CHARACTERS :]}"
+
+
+def to_text(value: Any) -> str:
+    """Return a value for a person: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def print_json(value: Any) -> None:
@@ -147,11 +219,24 @@ def style_state(text: str) -> str:
     return click.style(text, fg=color) if color else text
 
 
-def print_table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print columns as wide as their longest cell; the last one is not padded. States have colours on a terminal."""
+def summarize(description: str) -> str:
+    """Return the first sentence of a description."""
+    sentence, end, _ = " ".join(description.split("\n\n", 1)[0].split()).partition(". ")
+    return sentence + end.strip()
+
+
+def print_table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], fit: bool = False) -> None:
+    """Print columns as wide as their longest cell; the last one is not padded. States have colours on a terminal.
+    With `fit`, lines that are wider than the terminal are shortened."""
+    limit = shutil.get_terminal_size().columns if fit and sys.stdout.isatty() else 0
     widths = [*(max(len(row[column]) for row in [header, *rows]) for column in range(len(header) - 1)), 0]
     click.echo(click.style("  ".join(map(str.ljust, header, widths)).rstrip(), bold=True))
     states = {column for column, name in enumerate(header) if name in ("STATE", "STATUS", "OUTCOME")}
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        room = max(limit - len("  ".join(cells[:-1])) - 2, 20)
+        if limit and len(cells[-1]) > room:
+            cells[-1] = f"{cells[-1][: room - 1]}…"
         click.echo("  ".join(style_state(cell) if at in states else cell for at, cell in enumerate(cells)).rstrip())
+    if not rows:
+        click.echo("(none)", err=True)

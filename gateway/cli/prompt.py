@@ -1,4 +1,4 @@
-"""Questions on the terminal: the same text and the same answers as in a client."""
+"""Questions on the terminal: the same text and the same answers as in a client; and values of secrets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import anyio.to_thread
 import click
 
 from gateway.approval.question import APPROVE_ONCE, DECISION, Answer, Question, build_form, parse_answer
+from gateway.cli.progress import clear_progress
+from gateway.errors import Invalid
 
 _ANSWERS = {"y": "once", "c": "chat", "a": "always", "n": "deny", "e": "edit"}
 
@@ -34,7 +36,7 @@ def person() -> str:
 
 def _ask(question: Question) -> Answer:
     click.echo(f"\n{question.message}\n", err=True)
-    longer = " · [c] for this chat · [a]lways" if question.remember else ""
+    longer = " · [c] for this chat · [a]lways, this definition" if question.remember else ""
     offered = [key for key in _ANSWERS if question.remember or key not in "ca"]
     try:
         chosen = click.prompt(
@@ -71,3 +73,15 @@ def _value(kind: str, text: str) -> Any:
         return {"integer": int, "number": float}.get(kind, str)(text)
     except (KeyError, ValueError):
         raise click.UsageError(f"{text!r} is not of the type {kind}") from None
+
+
+def read_secret(variable: str, owner: str) -> str:
+    """Ask for a value without echo, or read it from the standard input where that is no terminal."""
+    clear_progress()
+    if sys.stdin.isatty():
+        question = f"{variable} (stored for {owner} only)"
+        return str(click.prompt(question, hide_input=True, err=True, default="", show_default=False))
+    value = sys.stdin.read(64 * 1024).removesuffix("\n").removesuffix("\r")
+    if not value:
+        raise Invalid(f"no value for {variable}; write it to the standard input")
+    return value

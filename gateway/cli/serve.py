@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
+import shlex
+import shutil
 import signal
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -27,6 +29,7 @@ from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.stdio import serve_stdio
 
 if TYPE_CHECKING:
+    from gateway.serve.http.app import HttpApp
     from gateway.serve.rest.app import RestApp
 
 # A message may be this many times the limit on arguments, so that escaped text reaches the check that names the tool
@@ -146,31 +149,55 @@ async def _serve_stdio_transport(gateway: Gateway, server: McpServer, stop: anyi
 async def _serve_http_transport(
     gateway: Gateway, server: McpServer, host: str, port: int, allow_remote: bool, stop: anyio.Event
 ) -> None:
-    identity = await _open_identity(gateway, host, allow_remote)
     with exclude_from_gc():
         # Imported here: a start over stdio, which a person waits for, does not need it.
-        from gateway.serve.http.app import HttpApp, RequestGuard, bind, parse_authority, serve_http
-        from gateway.serve.http.authorization import make_person_routes
-        from gateway.serve.http.metrics import metrics_route
-        from gateway.serve.web.static import make_console_routes
+        from gateway.serve.http.app import bind, check_host, serve_http
 
-    settings = gateway.settings.server
+    await check_host(host)
+    identity = await _open_identity(gateway, host, allow_remote)
     listening = bind(host, port)
     address = f"[{host}]" if ":" in host else host
     port = listening.getsockname()[1]
+    url = f"http://{address}:{port}"
+    public_url = gateway.settings.server.public_url
+    if public_url is not None or _is_loopback(host):
+        gateway.approval_flow.pages_url = (public_url or url).rstrip("/")
+    web = build_http_app(gateway, server, identity, url)
+
+    async def drain() -> None:
+        await gateway.drain()
+        web.close()
+
+    listening.listen(1024)
+    _print_address(f"{url}/mcp", gateway, needs_key=identity.find(None) is None)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(identity.run, web.end_unauthenticated)
+        await serve_http(web.app, web.fast_path, listening, stop, drain)
+        tasks.cancel_scope.cancel()
+
+
+def build_http_app(gateway: Gateway, server: McpServer, identity: Identity, url: str) -> HttpApp:
+    """Return all that is served over HTTP at `url`: MCP, REST, the console, logins, health and metrics."""
+    with exclude_from_gc():
+        # Imported here, for the same reason.
+        from gateway.serve.http.app import HttpApp, RequestGuard, metrics_route, parse_authority
+        from gateway.serve.http.authorization import make_person_routes
+        from gateway.serve.web.static import make_console_routes
+
+    settings = gateway.settings.server
     limit = gateway.settings.limits.request_bytes * MESSAGE_FACTOR
+    address = url.partition("://")[2].rpartition(":")[0]
     own = [address] if parse_authority(address) else []  # no client sends the zone of an address
     origins = list(settings.allowed_origins)
     if settings.public_url is not None:
         origins.append(settings.public_url.rstrip("/"))
         own.append(settings.public_url.rstrip("/").partition("://")[2])
     guard = RequestGuard(limit, [*settings.allowed_hosts, *own], origins, settings.trusted_proxies)
-    url = f"http://{address}:{port}"
     routes, public = make_person_routes(gateway, identity, url)
     console, unguarded = make_console_routes(gateway, identity)
     if gateway.settings.telemetry.prometheus:
         routes.append(metrics_route(partial(_write_metrics, gateway), identity.roles))
-    web = HttpApp(
+    return HttpApp(
         server,
         gateway.check_parts,
         guard,
@@ -182,19 +209,6 @@ async def _serve_http_transport(
         gateway.settings.auth.authorization_server,
     )
 
-    async def drain() -> None:
-        await gateway.drain()
-        web.close()
-
-    listening.listen(1024)
-    _print_address(f"{url}/mcp", gateway, needs_key=identity.find(None) is None)
-    if not identity.is_open:
-        _print("\nRequests need a key: 'Authorization: Bearer tg_…'; make one with: toolgate key create NAME")
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(identity.run, web.end_unauthenticated)
-        await serve_http(web.app, web.fast_path, listening, stop, drain)
-        tasks.cancel_scope.cancel()
-
 
 async def _open_identity(gateway: Gateway, host: str, allow_remote: bool) -> Identity:
     """Load the keys; refused where a request would need one and none exists."""
@@ -203,9 +217,8 @@ async def _open_identity(gateway: Gateway, host: str, allow_remote: bool) -> Ide
     if not identity.can_authenticate:
         reason = "auth.required is set" if gateway.settings.auth.required else f"{host} is reachable by others"
         raise Forbidden(
-            f"{reason} and there is no key yet; make one with: toolgate key create NAME (with the same --config and "
-            "--data-dir), or name your identity provider under auth.jwt; --allow-remote is for a proxy in front of the "
-            "gateway that authenticates",
+            f"{reason} and there is no key yet; make one with: toolgate key create NAME, or name your identity "
+            "provider under auth.jwt; --allow-remote is for a proxy in front of the gateway that authenticates",
             code="REMOTE_REFUSED",
         )
     return identity
@@ -250,6 +263,8 @@ Press Ctrl-C to stop it."""
 
 def _print_address(url: str, gateway: Gateway, needs_key: bool) -> None:
     _print(f"toolgate serves {len(gateway.catalog)} tools at {url}  (data in {gateway.settings.data_dir})")
+    if needs_key:
+        _print("\nEvery client needs a key (toolgate key create NAME), as the header  Authorization: Bearer tg_…")
     context = click.get_current_context(silent=True)  # None where a test serves without the command
     if context is not None and context.params.get("log_format") == "json":
         return  # the rest is for people
@@ -260,11 +275,14 @@ def _print_address(url: str, gateway: Gateway, needs_key: bool) -> None:
         _print(f"\n{CLIENTS[snippet.client].title}, in {snippet.file}:\n{indent(text, '  ')}")
     others = ", ".join(snippet.client for snippet in every if snippet not in shown)
     if others:
-        _print(f"\nOther clients: toolgate client config NAME --url {url}  ({others})")
-    if needs_key:
-        _print("\nEvery client needs a key (toolgate key create NAME), as the header  Authorization: Bearer tg_…")
+        command = "toolgate" if shutil.which("toolgate") else shlex.join(serve_command(sys.executable)[:-1])
+        _print(f"\nOther clients: {command} client install NAME --url {url}  ({others})")
     _print(f"\nThe console, in a browser: {url.removesuffix('mcp')}")
-    _print(f"\nFor a workspace of your choice that stays: {url}?chat=NAME\n\nPress Ctrl-C to stop it.")
+    workspace = gateway.settings.workspace
+    if workspace is None:
+        _print(f"\nFor a workspace of your choice that stays: {url}?chat=NAME\n\nPress Ctrl-C to stop it.")
+    else:  # a chat of the URL would lead away from it
+        _print(f"\nWorking in {workspace.absolute()}\n\nPress Ctrl-C to stop it.")
 
 
 def _print(text: str) -> None:

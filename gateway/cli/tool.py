@@ -4,28 +4,46 @@ surface."""
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import takewhile
 from typing import Any
 
 import click
 
 from gateway.admin import switches
+from gateway.admin.search import find_tools
 from gateway.admin.token_costs import count_tool_tokens, list_costs
 from gateway.approval.question import Answer, ConsentNeeded, Question
 from gateway.calls import Caller, Outcome
 from gateway.catalog import Catalog, CatalogEntry, mcp_tool
-from gateway.cli.options import as_json, print_json, print_table, run, run_admin, settings_options
-from gateway.cli.progress import show_progress
+from gateway.cli.options import (
+    as_json,
+    print_json,
+    print_table,
+    repeat_options,
+    run,
+    run_admin,
+    settings_options,
+    short_id,
+    summarize,
+)
+from gateway.cli.progress import ProgressLine, show_progress
 from gateway.cli.prompt import ask_on_terminal
 from gateway.config import Settings
-from gateway.errors import Forbidden, InputRequired, Invalid
+from gateway.errors import Forbidden, GatewayError, InputRequired, Invalid, ToolFailed
 from gateway.gateway import DISCOVERY_SECONDS, Gateway
+from gateway.names import SEPARATOR, wire_name
+from gateway.render.renderers import TEXT_RENDERERS
 from gateway.tools import Permission, Tool
 
 _ALTERNATIVES = 100
+# How long a list waits for servers that did not answer the last time.
+_RETRY_SECONDS = 3.0
 
 
 @click.group()
@@ -35,10 +53,11 @@ def tool() -> None:
 
 @tool.command("list")
 @click.option("--category", help="Only tools of this category.")
+@click.option("--all", "include_disabled", is_flag=True, help="Also tools that are off, with the reason.")
 @click.option("--tokens", is_flag=True, help="What each tool, and the list of each profile, costs a model, about.")
 @as_json
 @settings_options
-def list_tools(settings: Settings, category: str | None, tokens: bool, as_json: bool) -> None:
+def list_tools(settings: Settings, category: str | None, include_disabled: bool, tokens: bool, as_json: bool) -> None:
     """Every tool that is on."""
 
     async def task() -> None:
@@ -47,31 +66,45 @@ def list_tools(settings: Settings, category: str | None, tokens: bool, as_json: 
             if tokens:
                 _print_costs(gateway, catalog, as_json)
                 return
+            withheld = await switches.list_withheld(gateway) if include_disabled else []
+            off = {
+                wire_name(tool.id, tool.prefix): replace(tool, description=f"off: {reason}")
+                for tool, reason in withheld
+                if category in (None, tool.category)
+            }
             if as_json:
-                print_json(catalog.to_mcp_tools())
+                print_json([*catalog.to_mcp_tools(), *(mcp_tool(name, tool) for name, tool in off.items())])
                 return
-            _print_tools(catalog)
+            _print_tools([*((entry.name, entry.tool) for entry in catalog), *sorted(off.items())])
 
     run(task)
 
 
 @tool.command()
 @click.argument("query", nargs=-1, required=True)
-@click.option("--limit", default=10, show_default=True, type=click.IntRange(1, 100), help="How many tools at most.")
+@click.option(
+    "-n", "--limit", default=10, show_default=True, type=click.IntRange(1, 100), help="How many tools at most."
+)
+@click.option("--all", "include_disabled", is_flag=True, help="Also tools that are off.")
 @as_json
 @settings_options
-def search(settings: Settings, query: tuple[str, ...], limit: int, as_json: bool) -> None:
+def search(settings: Settings, query: tuple[str, ...], limit: int, include_disabled: bool, as_json: bool) -> None:
     """Find tools by a few words or a sentence, best first."""
 
     async def task() -> None:
         async with _open(settings) as gateway:
-            found = await gateway.search(" ".join(query), limit)
+            everything = await find_tools(gateway, " ".join(query), limit, include_disabled=True)
+            found = everything if include_disabled else await find_tools(gateway, " ".join(query), limit)
+            better = [match.name for match in takewhile(lambda match: not match.enabled, everything)]
             if as_json:
-                print_json([mcp_tool(entry.name, entry.tool) for entry in found])
-            elif found:
-                _print_tools(found)
-            else:
+                print_json([mcp_tool(match.name, match.tool) for match in found])
+                return
+            if found:
+                _print_tools([(match.name if match.enabled else f"{match.name} (off)", match.tool) for match in found])
+            elif not better:
                 click.echo(f"No tool fits; 'toolgate tool list' lists all {len(gateway.catalog)}.")
+            if better and not include_disabled:
+                click.echo(f"These fit best, and are off: {', '.join(better)}; --all shows what they do.", err=True)
 
     run(task)
 
@@ -91,12 +124,9 @@ def _print_costs(gateway: Gateway, catalog: Catalog, as_json: bool) -> None:
     print_table(header, [(each.name, each.mode, *row) for each, row in zip(lists, shown, strict=True)])
 
 
-def _print_tools(entries: Iterable[CatalogEntry]) -> None:
-    rows = [
-        (entry.name, entry.tool.category, entry.tool.permission.value, entry.tool.description.split("\n")[0])
-        for entry in entries
-    ]
-    print_table(("NAME", "CATEGORY", "LEVEL", "DESCRIPTION"), rows)
+def _print_tools(tools: Iterable[tuple[str, Tool]]) -> None:
+    rows = [(name, tool.category, tool.permission.value, summarize(tool.description)) for name, tool in tools]
+    print_table(("NAME", "CATEGORY", "LEVEL", "DESCRIPTION"), rows, fit=True)
 
 
 @tool.command()
@@ -147,10 +177,7 @@ def call(
     async def task() -> Outcome:
         async with show_progress(f"calling {name}") as line, Gateway.open(settings, connect="none") as gateway:
             line.watch_files(gateway.versions.files_read)
-            if gateway.catalog.get(name) is None and gateway.passthrough() is not None:
-                await gateway.upstreams.discover(DISCOVERY_SECONDS)  # it may be of a server that was never connected
-                await gateway.refresh()
-            entry = gateway.catalog.get(name)
+            entry = await _find_called(gateway, name, line)
             values = parse_arguments(entry.tool.input_schema if entry is not None else {}, arguments, json_args)
 
             async def ask(question: Question) -> Answer:
@@ -158,9 +185,10 @@ def call(
                     return await ask_on_terminal(question)
 
             approver = ask if sys.stdin.isatty() and not yes else None
-            return await gateway.call(
+            outcome = await gateway.call(
                 name, values, caller=Caller(surface="cli"), confirmed=yes, approver=approver, progress=line
             )
+            return _explain_arguments(entry.tool, values, outcome) if entry is not None else outcome
 
     outcome = run(task)
     if isinstance(outcome.error, ConsentNeeded):
@@ -174,8 +202,62 @@ def call(
         print_json(outcome.to_dict())
     elif outcome.error is None:
         click.echo(_format(outcome))
+        plan = outcome.render_plan
+        if plan is not None and plan["renderer"] not in TEXT_RENDERERS and sys.stdout.isatty():
+            page = f"toolgate call show {short_id(plan['call']['id'])}{repeat_options()} --open"
+            click.echo(f"its page: {page}", err=True)
     if outcome.error is not None:
-        raise outcome.error
+        raise _name_as_typed(outcome.error, name)
+
+
+async def _find_called(gateway: Gateway, name: str, line: ProgressLine) -> CatalogEntry | None:
+    """Find a tool; one that is missing may be of a server that was never connected."""
+    if gateway.catalog.get(name) is None and gateway.passthrough() is not None:
+
+        def report(names: Collection[str]) -> None:
+            line.step(f"calling {name}: connecting to {', '.join(names)}")
+
+        await gateway.upstreams.discover(DISCOVERY_SECONDS, gateway.upstreams.owners_of(name), report)
+        await gateway.refresh()
+    return gateway.catalog.get(name)
+
+
+def _name_as_typed(error: GatewayError, name: str) -> GatewayError:
+    """Name the tool as it was typed, `little__add`, in the message of an error, which has its id `little:add`."""
+    owner, separator, own = name.partition(SEPARATOR)
+    if separator:
+        error.message = error.message.replace(f"{owner}:{own}", name)
+    return error
+
+
+def _explain_arguments(tool: Tool, values: dict[str, Any], outcome: Outcome) -> Outcome:
+    """Name the wrong arguments of a call that failed. A server checks its arguments itself, and often says less."""
+    if isinstance(outcome.error, Invalid):
+        hint = _explain_lists(tool.input_schema, values) if outcome.error.code == "INVALID_ARGUMENTS" else ""
+        return Outcome(error=Invalid(f"{outcome.error.message}{hint}", **outcome.error.details)) if hint else outcome
+    if not isinstance(outcome.error, ToolFailed):
+        return outcome
+    try:
+        tool.check_arguments(values)
+    except Invalid as refusal:
+        known = list(tool.input_schema.get("properties") or ())
+        unknown = [name for name in values if known and name not in known and f"{name!r} is not" not in refusal.message]
+        extra = f"; {unknown[0]!r} is not an argument; the arguments are {', '.join(known)}" if unknown else ""
+        return Outcome(error=Invalid(f"{refusal.message}{extra}"))
+    return outcome
+
+
+def _explain_lists(schema: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """The shape of a required list of objects that was not given, with an example to type."""
+    for name in schema.get("required", ()):
+        inner = next((each for each in _alternatives(schema, name) if each.get("type") == "array"), None)
+        fields = _fields(schema, inner) if inner is not None else None
+        if fields and not isinstance(values.get(name), list):
+            examples = {"string": "…", "boolean": True, "array": [], "object": {}}
+            item = {key: examples.get(kind, 1) for key, kind in fields.items() if not key.endswith("?")}
+            example = json.dumps({name: [item]}, ensure_ascii=False)
+            return f"; {name!r} is a list of {{{', '.join(fields)}}}: --json-args {shlex.quote(example)}"
+    return ""
 
 
 @tool.command()
@@ -190,13 +272,21 @@ def enable(settings: Settings, name: str) -> None:
 @click.argument("name")
 @settings_options
 def disable(settings: Settings, name: str) -> None:
-    """Turn one tool off, builtin or of a toolset. Gateways that run follow within a second."""
+    """Turn one tool off: builtin, of a toolset or of a server. Gateways that run follow within a second."""
     _switch(settings, name, False)
 
 
 def _switch(settings: Settings, name: str, enabled: bool) -> None:
-    tool_id = run_admin(settings, lambda gateway: switches.enable_tool(gateway, name, enabled))
-    click.echo(f"{tool_id} is {'on' if enabled else 'off'}")
+    async def switch(gateway: Gateway) -> str | None:
+        tool_id = await switches.enable_tool(gateway, name, enabled)
+        await gateway.refresh()
+        refusal = gateway.catalog.refusal(tool_id) if enabled and gateway.catalog.get(tool_id) is None else None
+        return None if refusal is None or refusal.code == "UNKNOWN_TOOL" else refusal.message
+
+    still_off = run_admin(settings, switch)
+    click.echo(f"{name} is {'on' if enabled else 'off'}")
+    if still_off is not None:
+        click.echo(f"It is not offered yet. {still_off}", err=True)
 
 
 @click.group()
@@ -211,13 +301,17 @@ def category() -> None:
 def list_categories(settings: Settings, as_json: bool) -> None:
     """Every category, with the number of its tools that are on."""
 
-    async def describe(gateway: Gateway) -> list[dict[str, Any]]:
-        return [switches.describe_category(each, gateway.catalog) for each in switches.list_categories(gateway)]
+    async def describe(gateway: Gateway) -> tuple[list[dict[str, Any]], Counter[str]]:
+        categories = [switches.describe_category(each, gateway.catalog) for each in switches.list_categories(gateway)]
+        return categories, await switches.count_withheld(gateway)
 
-    rows = run_admin(settings, describe)
+    rows, off = run_admin(settings, describe)
     if as_json:
         print_json(rows)
         return
+    for row in rows:
+        if off[row["id"]]:
+            row["tools"] = f"{row['tools']} of {row['tools'] + off[row['id']]}"
     header = ("ID", "STATE", "LEVEL", "CALLS/MIN", "TOOLS", "NAME", "DESCRIPTION")
     print_table(header, [_category_row(row) for row in rows])
 
@@ -273,16 +367,31 @@ def _category_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 async def _open(settings: Settings) -> AsyncIterator[Gateway]:
     """Open the gateway with its own servers connected, and print one line if there are problems with its tools."""
     async with AsyncExitStack() as stack:
-        async with show_progress("connecting to servers"):
-            gateway = await stack.enter_async_context(Gateway.open(settings, connect="own"))
-        silent = (
-            [name for name, each in gateway.upstreams.by_name.items() if each.error] if gateway.passthrough() else []
-        )
+        async with show_progress("opening the gateway") as line:
+            gateway = await stack.enter_async_context(Gateway.open(settings, connect="none"))
+            silent = await _connect(gateway, line) if gateway.passthrough() is not None else []
         if count := len(gateway.catalog.problems) + len(silent):
             problems = "1 problem" if count == 1 else f"{count} problems"
             servers = f" (no answer from {', '.join(silent)})" if silent else ""
             click.echo(f"toolgate: {problems} with tools{servers}; 'toolgate doctor' lists them", err=True)
         yield gateway
+
+
+async def _connect(gateway: Gateway, line: ProgressLine) -> list[str]:
+    """Connect to the person's own servers, and return those that do not answer. One that did not answer the last time
+    is not waited for as long again."""
+    servers = gateway.upstreams.by_name
+    failed = {name for name in gateway.upstreams.own if servers[name].last_error is not None}
+
+    def report(names: Collection[str]) -> None:
+        line.step(f"connecting to {', '.join(names)}")
+
+    unanswered = await gateway.upstreams.discover(DISCOVERY_SECONDS, gateway.upstreams.own - failed, report)
+    for name in unanswered:
+        await gateway.upstreams.store.record_failure(name, f"it did not answer within {DISCOVERY_SECONDS:g} seconds")
+    unanswered += await gateway.upstreams.discover(_RETRY_SECONDS, failed, report)
+    await gateway.refresh()
+    return [name for name, each in servers.items() if each.error or name in unanswered]
 
 
 def _format(outcome: Outcome) -> str:
@@ -301,22 +410,43 @@ def argument_rows(tool: Tool) -> list[tuple[str, str, str]]:
 
 
 def _type(schema: Mapping[str, Any], name: str) -> str:
-    kinds = dict.fromkeys(kind for inner in _alternatives(schema, name) for kind in _kinds(inner))
+    kinds = dict.fromkeys(kind for inner in _alternatives(schema, name) for kind in _kinds(schema, inner))
     if len(kinds) > 1 and "null" in kinds:
         return f"{'|'.join(kind for kind in kinds if kind != 'null')}, optional"
     return "|".join(kinds)
 
 
-def _kinds(schema: Mapping[str, Any]) -> list[str]:
+def _kinds(root: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
     if "enum" in schema or "const" in schema:
         return ["null" if value is None else str(value) for value in schema.get("enum", [schema.get("const")])]
     kind = schema.get("type", "any")
+    if kind == "array" and isinstance(schema.get("items"), Mapping):
+        fields = _fields(root, schema)
+        items = next(_resolve(root, schema["items"]))
+        inner = f"{{{', '.join(fields)}}}" if fields else str(items.get("type", "any"))
+        return [f"array of {inner}"]
     return list(map(str, kind)) if isinstance(kind, list) else [str(kind)]
 
 
+def _fields(root: Mapping[str, Any], array: Mapping[str, Any]) -> dict[str, str]:
+    """The properties of the objects in an array with their types; the name of one that may be absent ends in `?`."""
+    items = next(_resolve(root, array.get("items")))
+    properties, required = items.get("properties"), items.get("required", ())
+    if not isinstance(properties, Mapping):
+        return {}
+    kinds = {key: next(_resolve(root, inner)).get("type") for key, inner in properties.items()}
+    return {f"{key}{'' if key in required else '?'}": str(kind) for key, kind in kinds.items()}
+
+
 def _alternatives(schema: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    """Every schema of an argument, with `anyOf`, `oneOf` and `$ref` resolved; an empty one allows any value."""
-    pending = [schema.get("properties", {}).get(name)]
+    """Every schema of an argument, as by `_resolve`."""
+    return _resolve(schema, schema.get("properties", {}).get(name))
+
+
+def _resolve(schema: Mapping[str, Any], inner: Any) -> Iterator[Mapping[str, Any]]:
+    """Every alternative of a part of a schema, with `anyOf`, `oneOf` and `$ref` resolved; an empty one allows any
+    value."""
+    pending = [inner]
     for _ in range(_ALTERNATIVES):  # definitions may refer to themselves
         if not pending:
             return
@@ -346,7 +476,8 @@ def parse_arguments(schema: Mapping[str, Any], pairs: tuple[str, ...], json_args
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals:
-            raise Invalid(f"{pair!r}: expected KEY=VALUE")
+            first = next(iter(schema.get("properties", {})), "KEY")
+            raise Invalid(f"{pair!r}: write KEY=VALUE, such as {first}=VALUE")
         kinds = {str(inner.get("type")) for inner in _alternatives(schema, key)}
         values[key] = text if kinds - {"null"} == {"string"} else _value(text)
     return values

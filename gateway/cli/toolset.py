@@ -8,22 +8,36 @@ import termios
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.admin import toolsets
+from gateway.admin import switches, toolsets
 from gateway.admin.openapi import describe_import, install_openapi, write_openapi
 from gateway.admin.toolsets import ServerInfo, ToolsetInfo
+from gateway.bundles.installed import quote
 from gateway.bundles.openapi import ImportOptions
 from gateway.cli.help import choose_color
-from gateway.cli.options import as_json, print_json, print_table, run, run_admin, run_shown, settings_options
+from gateway.cli.options import (
+    as_json,
+    confirm,
+    print_json,
+    print_table,
+    repeat_options,
+    run,
+    run_admin,
+    run_shown,
+    settings_options,
+    summarize,
+)
 from gateway.cli.progress import ProgressLine, show_progress
-from gateway.cli.prompt import can_ask, person
+from gateway.cli.prompt import can_ask, person, read_secret
 from gateway.config import Settings
 from gateway.errors import InputRequired, ToolFailed
 from gateway.gateway import Gateway
+from gateway.names import SEPARATOR, wire_name
 from gateway.secrets import KNOWN
 from gateway.text import visible
 from gateway.tools import Tool
@@ -74,6 +88,11 @@ def install(settings: Settings, source: str, copy: bool, dry_run: bool, yes: boo
     done = "installed" if installed.changed else "already installed and unchanged"
     click.echo(f"{installed.id} {installed.spec.version} is {done}")
     _print_tools(info)
+    if offered := [tool for tool in info.tools if not tool.withheld]:
+        # The names are the author's: one could hold a command for the shell that this line is pasted into.
+        arguments = "".join(f" {quote(f'{key}={key.upper()}')}" for key in offered[0].input_schema.get("required", ()))
+        name = wire_name(offered[0].id, installed.spec.prefix)
+        click.echo(f"\nNext: toolgate tool call {name}{arguments}{repeat_options()}")
     _ask_about_servers(settings, info, yes, as_json)
 
 
@@ -186,9 +205,25 @@ def disallow(settings: Settings, toolset_id: str) -> None:
 
 @toolset.command()
 @click.argument("toolset_id", metavar="ID")
+@click.argument("variable", metavar="NAME")
+@click.option("--forget", is_flag=True, help="Delete the stored value instead.")
+@settings_options
+def secret(settings: Settings, toolset_id: str, variable: str, forget: bool) -> None:
+    """Store the value of a secret that a toolset declares. The value is asked for here, or read from the standard
+    input. It is kept in the data directory for this toolset only, and wins over the environment."""
+    ask = partial(read_secret, owner=toolset_id)
+    if forget:
+        run_admin(settings, lambda gateway: toolsets.forget_secret(gateway, toolset_id, variable))
+    else:
+        run_admin(settings, lambda gateway: toolsets.keep_secret(gateway, toolset_id, variable, ask))
+    click.echo(f"{variable} is {'deleted' if forget else 'stored'} for {toolset_id}")
+
+
+@toolset.command()
+@click.argument("toolset_id", metavar="ID")
 @settings_options
 def uninstall(settings: Settings, toolset_id: str) -> None:
-    """Remove a toolset, its files and the changes to its tools."""
+    """Remove a toolset, its files, its secrets and the changes to its tools."""
     run_admin(settings, lambda gateway: toolsets.uninstall_toolset(gateway, toolset_id))
     click.echo(f"{toolset_id} is uninstalled")
 
@@ -206,7 +241,13 @@ def override(settings: Settings, tool_id: str, reset: bool, **options: Any) -> N
     changes = {key: value for key, value in options.items() if value is not None}
     if reset == bool(changes):
         raise click.UsageError("use either --reset or at least one other option")
-    run_admin(settings, lambda gateway: toolsets.override_tool(gateway, tool_id, changes))
+
+    async def change(gateway: Gateway) -> None:
+        by_name = SEPARATOR in tool_id and ":" not in tool_id
+        found = await switches.find_tool_id(gateway, tool_id) if by_name else tool_id
+        await toolsets.override_tool(gateway, found, changes)
+
+    run_admin(settings, change)
     click.echo(f"{tool_id} is {'reset' if reset else 'changed'}")
 
 
@@ -215,7 +256,7 @@ def override(settings: Settings, tool_id: str, reset: bool, **options: Any) -> N
 @as_json
 @settings_options
 def check(settings: Settings, source: str, as_json: bool) -> None:
-    """Try a bundle as `install` would, in a sandbox and a temporary library, and warn about likely mistakes."""
+    """Try a toolset as `install` would, in a sandbox and a temporary library, and warn about likely mistakes."""
 
     async def task() -> ToolsetInfo:
         async with show_progress(f"checking {source}") as line:
@@ -332,19 +373,37 @@ def _state(info: ToolsetInfo) -> str:
 
 
 def _print_tools(info: ToolsetInfo) -> None:
-    print_table(("TOOL", "CATEGORY", "LEVEL", "ASKS", "SHOWN AS", "DESCRIPTION"), [_tool_row(t) for t in info.tools])
+    header = ("TOOL", "CATEGORY", "LEVEL", "ASKS", "SHOWN AS", "DESCRIPTION")
+    print_table(header, [_tool_row(tool, info.installed.spec.prefix) for tool in info.tools], fit=True)
+    for reason, names in _group_withheld(info).items():
+        alike = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        click.echo(f"withheld: {reason.replace(_NAME, names[0])}{alike}")
     for hint in info.hints:
         click.echo(hint)
 
 
-def _tool_row(tool: Tool) -> tuple[str, ...]:
+# Stands for the name of a tool in a reason that several tools share.
+_NAME = "\0"
+
+
+def _group_withheld(info: ToolsetInfo) -> dict[str, list[str]]:
+    """Return each reason to withhold tools, with the names of these tools."""
+    groups: dict[str, list[str]] = {}
+    for tool in info.tools:
+        if tool.withheld is not None:
+            reason = tool.withheld.replace(tool.id, _NAME)
+            groups.setdefault(reason, []).append(wire_name(tool.id, info.installed.spec.prefix))
+    return groups
+
+
+def _tool_row(tool: Tool, prefix: str | None) -> tuple[str, ...]:
     return (
-        tool.id,
+        wire_name(tool.id, prefix),
         tool.category,
         tool.permission.value,
         "yes" if tool.requires_confirmation else "no",
         tool.renderer.kind if tool.renderer else "-",
-        f"withheld: {tool.withheld}" if tool.withheld else tool.description.split("\n")[0],
+        f"{'(off) ' if tool.withheld else ''}{summarize(tool.description)}",
     )
 
 
@@ -380,7 +439,7 @@ def _ask_about_server(server: ServerInfo) -> bool:
         termios.tcflush(sys.stdin, termios.TCIFLUSH)
     action = "start this program" if server.server.command is not None else "connect to this server"
     try:
-        return click.confirm(f"May Toolgate {action} ({server.id})?", default=False, err=True)
+        return confirm(f"May Toolgate {action} ({server.id})?")
     except click.Abort:
         click.echo("", err=True)
         return False

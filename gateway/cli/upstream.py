@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,20 +12,40 @@ from typing import Any
 import click
 
 from gateway.admin import upstream_review, upstreams
-from gateway.admin.upstream_import import ImportResult, find_secrets, find_servers, import_servers, secrets_file
+from gateway.admin.upstream_import import ImportResult, find_servers, import_servers, list_secrets, secrets_file
 from gateway.admin.upstream_review import ReviewItem
 from gateway.admin.upstream_setup import ProbeResult, ToolStatus
+from gateway.admin.upstreams import UpstreamInfo
 from gateway.cli.browser import open_url
-from gateway.cli.options import as_json, print_json, print_table, run_shown, run_stored, settings_options
-from gateway.cli.progress import clear_progress
-from gateway.config import Settings, anchor_path
-from gateway.errors import GatewayError, InputRequired, Invalid
+from gateway.cli.options import (
+    as_json,
+    confirm,
+    print_json,
+    print_table,
+    repeat_options,
+    run_shown,
+    run_stored,
+    settings_options,
+    summarize,
+)
+from gateway.cli.prompt import read_secret
+from gateway.cli.upstream_package import (
+    given_first,
+    is_package,
+    package_options,
+    plan_package,
+    print_plan,
+    sandbox_settings,
+    search,
+    server_settings,
+)
+from gateway.config import Settings
+from gateway.errors import GatewayError, InputRequired
 from gateway.text import visible
 
 # The name of the decider in the record of a decision.
 _BY = "cli"
 _MOST_FINDINGS = 10
-_PAIR = re.compile(r"(?P<name>[^=:\s]+)\s*(?:=|:)\s*(?P<value>.*)", re.DOTALL)
 
 
 class _TrailingCommand(click.Command):
@@ -39,6 +58,10 @@ class _TrailingCommand(click.Command):
         except click.UsageError as error:
             if cut < len(args) or "unexpected extra argument" not in error.format_message():
                 raise
+            url = next((text for text in args if text.startswith(("http://", "https://"))), None)
+            if url is not None and "--url" not in args:
+                advice = f"a URL stands after --url, as in: toolgate upstream add docs --url {url}"
+                raise click.UsageError(advice, ctx) from None
             raise click.UsageError(
                 "the program to start stands after `--`, as in: toolgate upstream add time -- uvx mcp-server-time", ctx
             ) from None
@@ -55,7 +78,8 @@ def upstream() -> None:
 
 
 @upstream.command(cls=_TrailingCommand)
-@click.argument("name")
+@click.argument("name", required=False, metavar="[NAME|FILE.mcpb]")
+@package_options
 @click.option("--url", help="The URL of a server that already runs.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of every request to it.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable of the program's environment.")
@@ -79,7 +103,9 @@ def upstream() -> None:
     help="Trust its first definitions, hold them for review, or do not pin any.",
 )
 @click.option(
-    "--sandbox", is_flag=True, help="Start the program in the sandbox, without access to your files or the network."
+    "--sandbox/--no-sandbox",
+    default=None,
+    help="Start the program in the sandbox, without access to your files or the network; packages by default.",
 )
 @click.option(
     "--sandbox-path",
@@ -94,14 +120,26 @@ def upstream() -> None:
 @click.option("--no-test", is_flag=True, help="Do not connect to it now.")
 @as_json
 @settings_options
-def add(settings: Settings, name: str, no_test: bool, as_json: bool, **options: Any) -> None:
-    """Add a server: a program to start, after `--`, or a URL to connect to."""
-    server = _server_settings(options)
-    ask_secret = read_secret if sys.stdin.isatty() else None
+def add(settings: Settings, name: str | None, no_test: bool, as_json: bool, **options: Any) -> None:
+    """Add a server: a program to start, after `--`, a URL to connect to, an .mcpb file, or with --from a server of the
+    registry."""
+    secrets: Mapping[str, str] = {}
+    if is_package(name, options):
+        plan, secrets = plan_package(settings, name, options, sandbox_settings(options))
+        if options["dry_run"]:
+            print_plan(plan, as_json=as_json)
+            return
+        name, server = plan.name, dict(plan.settings)
+    elif name is None:
+        raise click.UsageError("name the server, as in: toolgate upstream add time -- uvx mcp-server-time")
+    else:
+        server = server_settings(options)
+    added = name
+    ask_secret = partial(read_secret, owner=added) if sys.stdin.isatty() else None
     result = run_shown(
         settings.model_copy(update={"toolsets": []}),
         lambda gateway, line: upstreams.add_upstream(
-            gateway, name, server, test=not no_test, ask_secret=ask_secret, step=line.step
+            gateway, added, server, test=not no_test, ask_secret=given_first(secrets, ask_secret), step=line.step
         ),
         f"adding {name}",
     )
@@ -111,9 +149,13 @@ def add(settings: Settings, name: str, no_test: bool, as_json: bool, **options: 
     if isinstance(result, GatewayError):
         click.echo(f"{name} is added; it requires a login; run: toolgate upstream login {name}")
         return
-    click.echo(f"{name} is added" + ("" if result else f"; try it with: toolgate upstream test {name}"))
+    starts = f"; it starts in {server['cwd']}" if "cwd" in server and options["cwd"] is None else ""
+    click.echo(f"{name} is added{starts}" + ("" if result else f"; try it with: toolgate upstream test {name}"))
     if result:
         _print_probe(result)
+
+
+upstream.add_command(search)
 
 
 @upstream.command("list")
@@ -132,12 +174,15 @@ def list_upstreams(settings: Settings, as_json: bool) -> None:
             server.era or "-",
             _count_offered(server.tools),
             server.sandbox,
-            server.origin,
-            visible(server.error or ""),
+            _describe_origin(server),
+            "" if server.state == "off" else visible(server.error or ""),
         )
         for server in servers
     ]
-    print_table(("NAME", "STATE", "ERA", "TOOLS", "SANDBOX", "ORIGIN", "ERROR"), rows)
+    print_table(("NAME", "STATE", "PROTOCOL", "TOOLS", "SANDBOX", "ORIGIN", "ERROR"), rows)
+    if not servers:
+        hint = "add one with: toolgate upstream add NAME -- COMMAND; or your clients' with: toolgate upstream import"
+        click.echo(f"{hint}{repeat_options()}", err=True)
 
 
 @upstream.command()
@@ -151,12 +196,13 @@ def show(settings: Settings, name: str, as_json: bool) -> None:
         print_json(details.to_dict())
         return
     info = details.info
-    for key in ("name", "state", "origin", "sandbox", "era", "seen_at", "error"):
-        if value := getattr(info, key):
+    answered = (info.seen_at or "")[:19].replace("T", " ")
+    known: dict[str, Any] = {"name": info.name, "state": info.state, "origin": _describe_origin(info)}
+    known |= {"sandbox": info.sandbox, "speaks": info.era, "answered": answered}
+    known |= {"error": info.error if info.state != "off" else None}
+    for key, value in (known | _describe_settings(details.settings)).items():
+        if value:
             click.echo(f"{key:10} {visible(str(value))}")
-    for key, value in details.settings.items():
-        if key != "sandbox":  # shown above with its defaults
-            click.echo(f"{key:10} {value}")
     for key, names, note in (
         ("secrets", details.secrets, "stored, never shown"),
         ("missing", info.missing, "not set"),
@@ -217,7 +263,7 @@ def disable(settings: Settings, name: str) -> None:
 def restart(settings: Settings, name: str) -> None:
     """End a server's program or connections and start it again, in every gateway that runs."""
     run_stored(settings, lambda gateway: upstreams.restart_upstream(gateway, name))
-    click.echo(f"gateways that run restart {name} within a second; see: toolgate upstream logs {name}")
+    click.echo(f"every running gateway restarts {name} within a second; see: toolgate upstream logs {name}")
 
 
 @upstream.command()
@@ -257,7 +303,9 @@ def secret(settings: Settings, name: str, variable: str, forget: bool) -> None:
     if forget:
         run_stored(settings, lambda gateway: upstreams.forget_secret(gateway, name, variable))
     else:
-        run_stored(settings, lambda gateway: upstreams.keep_secret(gateway, name, variable, read_secret))
+        run_stored(
+            settings, lambda gateway: upstreams.keep_secret(gateway, name, variable, partial(read_secret, owner=name))
+        )
     click.echo(f"{variable} is {'deleted' if forget else 'stored'} for {name}")
 
 
@@ -328,14 +376,25 @@ def import_file(
     With --keep its value is stored in a file that only you can read, for that server only.
     """
     found = find_servers(file, settings.workspace, names)
-    keeps = _ask_keep(find_secrets(found), settings) if keep is None and not dry_run else bool(keep)
-    results = run_stored(
-        settings, lambda gateway: import_servers(gateway, found, replace=replace, keep=keeps, dry_run=dry_run)
-    )
+    run_import = partial(import_servers, found=found, replace=replace)
+    keeps = bool(keep)
+    if keep is None and not dry_run and sys.stdin.isatty():
+        planned = run_stored(settings, partial(run_import, keep=False, dry_run=True))
+        keeps = _ask_keep(list_secrets(planned), settings)
+    results = run_stored(settings, partial(run_import, keep=keeps, dry_run=dry_run))
     if as_json:
         print_json([result.to_dict() for result in results])
         return
-    rows = [(visible(result.name), result.outcome, result.file, visible(result.reason)) for result in results]
+    rows = [
+        # A file that cannot be read has no names.
+        (
+            "-" if result.name == Path(result.file).name else visible(result.name),
+            result.outcome,
+            result.file,
+            visible(result.reason),
+        )
+        for result in results
+    ]
     print_table(("NAME", "OUTCOME", "FROM", "WHY"), rows)
     for line in _import_hints(results, settings, keep=keeps, dry_run=dry_run):
         click.echo(line)
@@ -425,55 +484,7 @@ def _confirm(items: Sequence[ReviewItem], yes: bool) -> None:
         )
     for item in items:
         _print_item(item)
-    click.confirm(f"Accept {'this' if len(items) == 1 else f'these {len(items)}'}?", abort=True, err=True)
-
-
-def _server_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as an entry of `mcpServers`; wrong usage if they do not fit together."""
-    command, url, transport = options["command"], options["url"], options["transport"]
-    if bool(command) == bool(url):
-        raise click.UsageError("name either --url URL or, after `--`, the command that starts the server")
-    for key, option, fits in (("headers", "--header", url), ("env", "--env", command), ("cwd", "--cwd", command)):
-        if options[key] and not fits:
-            raise click.UsageError(f"{option} is for a server with {'--url' if command else 'a command'}")
-    if (sandbox := _sandbox_settings(options)) and not command:
-        raise click.UsageError("--sandbox is for a server with a command")
-    if transport and (transport == "stdio") != bool(command):
-        raise click.UsageError(f"--transport {transport} does not fit {'a command' if command else '--url'}")
-    server: dict[str, Any] = {"url": url} if url else {"command": command[0], "args": list(command[1:])}
-    server |= {key: dict(_parse_pair(text, key) for text in options[key]) for key in ("headers", "env")}
-    optional = ("cwd", "prefix", "category", "lazy", "sharing", "protocol", "pinning")
-    server |= {key: options[key] for key in optional if options[key] is not None}
-    server |= {"type": "sse"} if transport == "sse" else {}
-    server |= {"trusted": True} if options["trusted"] else {}
-    server |= {"sandbox": sandbox} if sandbox else {}
-    return {key: value for key, value in server.items() if value not in ({}, [])}
-
-
-def _sandbox_settings(options: Mapping[str, Any]) -> Any:
-    """The `sandbox` of an entry, with absolute paths."""
-    paths, hosts = [anchor_path(path, Path.cwd()) for path in options["paths"]], list(options["hosts"])
-    rights = {key: value for key, value in {"paths": paths, "network": hosts}.items() if value}
-    return rights or options["sandbox"]
-
-
-def _parse_pair(text: str, key: str) -> tuple[str, str]:
-    match = _PAIR.fullmatch(text)
-    if match is None:
-        raise click.UsageError(f"--{key.removesuffix('s')} {text.partition('=')[0]!r}: expected NAME=VALUE")
-    return match["name"], match["value"]
-
-
-def read_secret(variable: str) -> str:
-    """Ask for a value without echo, or read it from the standard input where that is no terminal."""
-    clear_progress()
-    if sys.stdin.isatty():
-        question = f"{variable} (stored for this server only)"
-        return str(click.prompt(question, hide_input=True, err=True, default="", show_default=False))
-    value = sys.stdin.read(64 * 1024).removesuffix("\n").removesuffix("\r")
-    if not value:
-        raise Invalid(f"no value for {variable}; write it to the standard input")
-    return value
+    confirm(f"Accept {'this' if len(items) == 1 else f'these {len(items)}'}?", abort=True)
 
 
 def _switch(settings: Settings, name: str, enabled: bool) -> None:
@@ -501,11 +512,30 @@ def _print_probe(result: ProbeResult) -> None:
 
 def _print_tools(tools: Sequence[ToolStatus]) -> None:
     rows = [(visible(tool.name), tool.state, tool.tool.permission.value, _first_line(tool)) for tool in tools]
-    print_table(("TOOL", "STATE", "LEVEL", "DESCRIPTION"), rows)
+    print_table(("TOOL", "STATE", "LEVEL", "DESCRIPTION"), rows, fit=not any(tool.reason for tool in tools))
+
+
+def _describe_origin(server: UpstreamInfo) -> str:
+    return "added" if server.is_added else server.origin  # by `add` or `import`
+
+
+def _describe_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a server as somebody would type them; the sandbox is described elsewhere."""
+    shown = {key: value for key, value in settings.items() if key not in ("sandbox", "args")}
+    if "command" in shown:
+        shown["command"] = [shown["command"], *settings.get("args", ())]
+    for key, value in shown.items():
+        if isinstance(value, dict) and not any(isinstance(inner, dict | list) for inner in value.values()):
+            value = [f"{name}={inner}" for name, inner in value.items()]
+        if isinstance(value, list):
+            shown[key] = shlex.join(map(str, value))
+        elif isinstance(value, bool):
+            shown[key] = "yes" if value else "no"
+    return shown
 
 
 def _first_line(status: ToolStatus) -> str:
-    return visible(str(status.reason or status.tool.description).split("\n")[0])
+    return visible(str(status.reason or summarize(status.tool.description)).split("\n")[0])
 
 
 def _count_offered(tools: Sequence[ToolStatus]) -> str:
@@ -519,12 +549,11 @@ def _probe_dict(name: str, result: ProbeResult | GatewayError) -> dict[str, Any]
     return {"ok": True, **result.to_dict()}
 
 
-def _ask_keep(variables: Sequence[str], settings: Settings) -> bool:
-    """Ask whether to keep secrets, if there are any and there is a terminal."""
-    if not variables or not sys.stdin.isatty():
-        return False
-    question = f"Store the values of {', '.join(variables)} in {secrets_file(settings)}, which only you can read?"
-    return click.confirm(question, err=True)
+def _ask_keep(secrets: Sequence[str], settings: Settings) -> bool:
+    """Ask whether to keep secrets, if there are any."""
+    return bool(secrets) and confirm(
+        f"The client's file holds {', '.join(secrets)}. Store it in {secrets_file(settings)}, which only you can read?"
+    )
 
 
 def _import_hints(results: Sequence[ImportResult], settings: Settings, keep: bool, dry_run: bool) -> Iterator[str]:

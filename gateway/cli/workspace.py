@@ -18,11 +18,22 @@ from gateway.admin.workspaces import (
     open_workspace,
     short_id,
 )
+from gateway.calls import DEFAULT_CHAT
 from gateway.cli.browser import open_file
-from gateway.cli.options import Result, as_json, print_json, print_table, repeat_options, run_admin, settings_options
+from gateway.cli.options import (
+    Result,
+    as_json,
+    confirm,
+    print_json,
+    print_table,
+    repeat_options,
+    run_admin,
+    settings_options,
+    short_time,
+)
 from gateway.cli.progress import clear_progress
 from gateway.config import Settings
-from gateway.errors import InputRequired
+from gateway.errors import InputRequired, NotFound
 from gateway.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -60,12 +71,22 @@ def ls(settings: Settings, path: str, manifest: str | None, recursive: bool, as_
 @settings_options
 def cat(settings: Settings, path: str, manifest: str | None, opens: bool) -> None:
     """A file's bytes, as they are now or in a version."""
+    content = io.BytesIO()
+    try:
+        doing = "reading the workspace" if opens else None
+        _run(
+            settings,
+            lambda files: files.copy_file(path, content if opens else sys.stdout.buffer, manifest=manifest),
+            doing=doing,
+        )
+    except NotFound as missing:
+        if missing.code != "FILE_NOT_FOUND":
+            raise
+        raise NotFound(
+            f"{path} does not exist in the workspace; see: toolgate workspace ls", code=missing.code
+        ) from None
     if opens:
-        content = io.BytesIO()
-        _run(settings, lambda files: files.copy_file(path, content, manifest=manifest))
         open_file(path, content.getvalue())
-        return
-    _run(settings, lambda files: files.copy_file(path, sys.stdout.buffer, manifest=manifest), doing=None)
 
 
 @workspace.command()
@@ -83,7 +104,7 @@ def upload(settings: Settings, sources: tuple[Path, ...], directory: str, as_jso
 
 
 @workspace.command("log")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
 @click.option("--before", metavar="ID", help="Only versions before this one, for the next page.")
 @as_json
 @settings_options
@@ -93,6 +114,7 @@ def log_command(settings: Settings, limit: int, before: str | None, as_json: boo
     if as_json:
         print_json([version.to_dict() for version in versions])
         return
+    _print_place(settings)
     for version in versions:
         _print_version(version)
 
@@ -140,7 +162,10 @@ def undo(settings: Settings, as_json: bool) -> None:
 
     It does not ask: the version you leave is kept, and the command that goes back to it is printed.
     """
-    _print_checkout(_run(settings, ChatWorkspace.undo, doing="restoring files"), as_json)
+    result = _run(settings, ChatWorkspace.undo, doing="restoring files")
+    if not as_json:
+        _print_place(settings)
+    _print_checkout(result, as_json)
 
 
 @workspace.command()
@@ -168,19 +193,35 @@ def _run(
     return run_admin(settings, act, doing)
 
 
+def _print_place(settings: Settings) -> None:
+    """Say which files are meant: without --workspace they are not those of the current folder."""
+    place = f"the chat {settings.chat or DEFAULT_CHAT}" if settings.workspace is None else str(settings.workspace)
+    click.echo(f"in {place}", err=True)
+
+
 def _confirm(summary: str) -> None:
     if not sys.stdin.isatty():
         reason = f"this would change files: {summary}"
         raise InputRequired(f"{reason}; use --yes to agree", reason=reason)
     clear_progress()
-    click.confirm(f"This changes files: {summary}. Continue?", abort=True, err=True)
+    confirm(f"This changes files: {summary}. Continue?", abort=True)
 
 
 def _print_checkout(result: CheckoutResult, as_json: bool) -> None:
     if as_json:
         print_json(result.to_dict())
         return
-    click.echo(f"The files are at {_describe(result.manifest)} now: {result.summary}.")
+    if result.undone is not None:
+        click.echo(f"undone: {result.undone}")
+    if result.restored is not None:
+        click.echo(f"restored, though no version has it: {', '.join(result.restored.paths)}")
+        if result.restored.replaced is not None:
+            command = f"toolgate workspace cat PATH --manifest {short_id(result.restored.replaced)}{repeat_options()}"
+            click.echo(f"what it contained until now: {command}")
+    if result.restored is None or result.changes:
+        click.echo(f"The files are at {_describe(result.manifest)} now: {result.summary}.")
+    for call in result.missed:
+        click.echo(f"not undone: {call}, which came later and changed only files that no version has", err=True)
     if result.previous is not None and result.previous != result.manifest:
         command = f"toolgate workspace checkout {short_id(result.previous)}{repeat_options()}"
         click.echo(f"They were at {_describe(result.previous)}; to go back: {command}")
@@ -199,7 +240,7 @@ def _print_version(version: Version) -> None:
     if version.message:
         notes.append(f"message {_escape(version.message)}")
     about = ", ".join(notes)
-    click.echo(f"{mark} {short}  {version.created[:19].replace('T', ' ')}  {about}")
+    click.echo(f"{mark} {short}  {short_time(version.created)} UTC  {about}")
     click.echo(f"    {describe_changes(version)}")
 
 

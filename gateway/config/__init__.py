@@ -6,15 +6,17 @@ from gateway.config.loader import (
     describe,
     explain,
     find,
+    find_line,
+    find_oversights,
     load,
     mask,
     read,
     resolve,
     resolve_variables,
+    trust,
     user_directory,
 )
 from gateway.config.settings import (
-    DEFAULT_CATEGORIES,
     AuthClientSettings,
     ExtensionPriority,
     ExtensionSettings,
@@ -23,6 +25,7 @@ from gateway.config.settings import (
     LimitSettings,
     OAuthSettings,
     ProfileSettings,
+    RetrySettings,
     RoleSettings,
     SandboxSettings,
     ServerSandboxSettings,
@@ -33,7 +36,6 @@ from gateway.config.settings import (
 )
 
 __all__ = [
-    "DEFAULT_CATEGORIES",
     "AuthClientSettings",
     "EffectiveSetting",
     "ExtensionPriority",
@@ -43,6 +45,7 @@ __all__ = [
     "LimitSettings",
     "OAuthSettings",
     "ProfileSettings",
+    "RetrySettings",
     "RoleSettings",
     "SandboxSettings",
     "ServerSandboxSettings",
@@ -53,11 +56,14 @@ __all__ = [
     "describe",
     "explain",
     "find",
+    "find_line",
+    "find_oversights",
     "load",
     "mask",
     "read",
     "refuse_unavailable",
     "resolve",
     "resolve_variables",
+    "trust",
     "user_directory",
 ]

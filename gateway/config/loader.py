@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +17,11 @@ from typing import Any, NamedTuple
 import platformdirs
 from pydantic import ValidationError
 
-from gateway import yamldoc
 from gateway.config.settings import Settings
+from gateway.document import Place, YamlDocument, join_place, validation_error
 from gateway.errors import Invalid, NotFound
+from gateway.files import replace_private
 from gateway.secrets import KNOWN, REDACTED, VARIABLE, hides_secret, is_literal, is_secret
-from gateway.yamldoc import Place, YamlDocument, join_place, validation_error
 
 FILE_NAME = "toolgate.yaml"
 _SHORT_NAME = "toolgate.yml"
@@ -25,13 +29,17 @@ _SHORT_NAME = "toolgate.yml"
 # secrets are kept out of the settings.
 _RESOLVED_LATER = (("mcpServers",), ("upstreams",), ("approval", "keys"), ("web", "search"))
 
+# Sections that start, reach, allow and remove nothing. A file of a repository with no others needs no trust. `tools`
+# enables tools, and `retention` removes records.
+_HARMLESS = frozenset({"chat", "limits", "profile"})
+
 
 def find(explicit: Path | None = None) -> Path | None:
     """The settings file: the one named, else `./toolgate.yaml`, else the user's, else none."""
     if explicit is not None:
         if not explicit.is_file():
-            message = f"there is no settings file {str(explicit)!r}; make one with: toolgate init --config FILE"
-            raise NotFound(message, code="CONFIG_NOT_FOUND")
+            advice = f"make one with: toolgate init --config {shlex.quote(str(explicit))}"
+            raise NotFound(f"there is no settings file {str(explicit)!r}; {advice}", code="CONFIG_NOT_FOUND")
         return explicit
     for folder in (Path(), user_directory()):
         found = [folder / name for name in (FILE_NAME, _SHORT_NAME) if (folder / name).is_file()]
@@ -49,7 +57,8 @@ def user_directory() -> Path:
 
 def read(explicit: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings of the file named, else of the one found. They start programs and say what is asked about, so one
-    that was only found must not be in the hands of others, nor of the tools it governs."""
+    that was only found must not be in the hands of others, nor of the tools it governs, nor come unread with a
+    repository."""
     path = find(explicit)
     settings = load(path, overrides)
     if path is not None and explicit is None:
@@ -72,15 +81,40 @@ def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -
     Relative paths in the file are relative to the file. Every complaint names the file, the line,
     the key and the fix.
     """
-    document = YamlDocument("", "INVALID_CONFIG", {})
+    document, values = YamlDocument("", "INVALID_CONFIG", {}), {}
     if path is not None:
         document = read_document(path)
-        document.value.update(_resolve_references(document.value, (), document))
-        _anchor(document.value, path.resolve().parent)
+        values = _resolve_references(document.value, (), document)
+        _anchor(values, path.resolve().parent)
     try:
-        return Settings.model_validate(_merge(document.value, overrides or {}))
+        settings = Settings.model_validate(_merge(values, overrides or {}))
     except ValidationError as error:
         raise validation_error(document, Settings, error) from None
+    _check_names(settings, document, overrides or {})
+    return settings
+
+
+def _check_names(settings: Settings, document: YamlDocument, overrides: Mapping[str, Any]) -> None:
+    """Refuse the names in the file that nothing has; those of the command line are checked where they are used."""
+    values = document.value
+    if "profile" in values and "profile" not in overrides:
+        with _refuse_at(document, ("profile",)):
+            settings.effective_profile()
+    if "tools" in values and "enabled_categories" not in overrides.get("tools", {}):
+        with _refuse_at(document, ("tools", "enabled_categories")):
+            settings.effective_categories()
+    workspace = settings.workspace
+    if "workspace" in values and "workspace" not in overrides and workspace is not None and not workspace.is_dir():
+        message = f"the workspace {str(workspace)!r} is not a folder; make it, or name another one"
+        raise document.refusal(message, ("workspace",))
+
+
+@contextmanager
+def _refuse_at(document: YamlDocument, place: Place) -> Iterator[None]:
+    try:
+        yield
+    except Invalid as error:
+        raise document.refusal(error.message, place) from None
 
 
 class EffectiveSetting(NamedTuple):
@@ -108,6 +142,45 @@ def describe(settings: Settings, path: Path | None = None) -> list[EffectiveSett
         EffectiveSetting(join_place(place), KNOWN.mask_value(value), _line_of(document, place))
         for place, value in _leaves(values, ())
     ]
+
+
+def find_oversights(settings: Settings, path: Path | None) -> Iterator[str]:
+    """Yield what is valid in the file and probably not meant, by line."""
+    document = read_document(path) if path is not None else YamlDocument("", "INVALID_CONFIG", {})
+    found: list[tuple[Place, str]] = []
+    for section in ("mcpServers", "upstreams"):
+        for name, server in (document.value.get(section) or {}).items():
+            if not settings.upstreams[name].enabled or "bundle" in server:
+                continue
+            found += [
+                ((section, name, *place), f"the environment variable {variable} is not set, so the server cannot start")
+                for place, text in _texts(server, ())
+                for variable in VARIABLE.findall(text)
+                if variable not in os.environ
+            ]
+    for index, source in enumerate(settings.toolsets):
+        if Path(source).is_absolute() and not Path(source).exists():
+            found.append((("toolsets", index), f"there is no file or folder {source!r}"))
+    for index, rule in enumerate(settings.approval.rules):
+        if "then" not in rule.model_fields_set:
+            found.append((("approval", "rules", index), "it has no 'then', so it asks; write then: ask, allow or deny"))
+    for place, text in sorted(found, key=lambda pair: document.line(pair[0]) or 0):
+        yield document.refusal(text, place).message
+
+
+def _texts(value: Any, place: Place) -> Iterator[tuple[Place, str]]:
+    """Every text in a value, with its place."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _texts(item, (*place, key))
+    if isinstance(value, str):
+        yield place, value
+
+
+def find_line(path: Path | None, place: Place) -> str:
+    """The file and line of a place, as a message begins with it."""
+    line = read_document(path).line(place) if path is not None else None
+    return f"{path} line {line}: " if line else ""
 
 
 def _leaves(value: Any, place: Place) -> Iterator[tuple[Place, Any]]:
@@ -147,6 +220,53 @@ def _refuse_untrusted(path: Path, settings: Settings) -> None:
             f"{path} {reason}; move your settings elsewhere, or use --config {path} if you trust its content",
             code="UNTRUSTED_CONFIG",
         )
+    _refuse_foreign(path)
+
+
+def trust(path: Path) -> None:
+    """Record that the person trusts what a settings file starts and allows, as it is now."""
+    known = _read_trusted()
+    known[str(path.resolve())] = _digest(_read_privileged_sections(path))
+    _trust_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    replace_private(_trust_file(), json.dumps(known, indent=2).encode())
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuse a file of a repository until it is trusted: whoever cloned it may not have written it, nor read it."""
+    folder = path.resolve().parent
+    if folder == user_directory().resolve() or not any(
+        (above / ".git").exists() for above in (folder, *folder.parents)
+    ):
+        return
+    privileged = _read_privileged_sections(path)
+    if privileged and _read_trusted().get(str(path.resolve())) != _digest(privileged):
+        raise Invalid(
+            f"{path} belongs to a Git repository and sets {', '.join(privileged)}, so it can start programs and change "
+            "what is asked; read it, then trust it as it is with: toolgate config trust",
+            code="UNTRUSTED_CONFIG",
+            file=str(path),
+        )
+
+
+def _read_privileged_sections(path: Path) -> dict[str, Any]:
+    """The settings of a file that can start, reach or allow something."""
+    return {key: value for key, value in read_document(path).value.items() if key not in _HARMLESS}
+
+
+def _digest(privileged: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(privileged, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _trust_file() -> Path:
+    """In the default data directory, which is never part of a workspace that tools can change."""
+    return Path(platformdirs.user_data_dir("toolgate", appauthor=False)) / "trusted.json"
+
+
+def _read_trusted() -> dict[str, str]:
+    try:
+        return dict(json.loads(_trust_file().read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def resolve_variables(text: str, environment: Mapping[str, str] = os.environ, field: str = "") -> str:
@@ -167,6 +287,9 @@ def resolve_variables(text: str, environment: Mapping[str, str] = os.environ, fi
 
 def read_document(path: Path) -> YamlDocument:
     """The file as it is written."""
+    # Imported here: many gateways have no settings file, and parsers take a twentieth of a start.
+    from gateway import yamldoc
+
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -206,6 +329,9 @@ def _anchor(data: dict[str, Any], directory: Path) -> None:
             data[key] = str(directory / Path(data[key]).expanduser())
     if isinstance(data.get("toolsets"), list):
         data["toolsets"] = [_anchor_toolset(entry, directory) for entry in data["toolsets"]]
+    tools = data.get("tools")
+    if isinstance(tools, dict) and isinstance(tools.get("semantic"), str):
+        tools["semantic"] = str(directory / Path(tools["semantic"]).expanduser())
     for key in ("mcpServers", "upstreams"):
         for server in data[key].values() if isinstance(data.get(key), dict) else ():
             match server:

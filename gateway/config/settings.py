@@ -1,10 +1,8 @@
 """Settings of `toolgate.yaml`: one class per section, with its defaults and checks."""
 
-from __future__ import annotations
-
 import enum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import platformdirs
 from pydantic import (
@@ -23,11 +21,12 @@ from gateway.access import ListMode, ListPolicy
 from gateway.errors import Invalid
 from gateway.names import did_you_mean
 from gateway.secrets import VARIABLE
-from gateway.tools import ADMIN_CATEGORY, Category, Permission
+from gateway.tools import ADMIN_CATEGORY, DEFAULT_CATEGORIES, Category, Permission, RetryPolicy
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    # Each validator is built when it is first used: most starts use that of `Settings` only. Defaults use none.
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
 
 
 class SandboxSettings(Section):
@@ -64,7 +63,7 @@ class SearchSettings(Section):
     key: SecretStr | None = None
 
     @model_validator(mode="after")
-    def _is_complete(self) -> SearchSettings:
+    def _is_complete(self) -> Self:
         if self.provider == "searxng" and self.url is None:
             raise ValueError("searxng needs 'url', the address of an instance: http://localhost:8888")
         if self.url is not None and not self.url.startswith(("http://", "https://", "${")):
@@ -90,7 +89,7 @@ def _as_list(value: object) -> object:
 
 
 # One pattern or several, `*` and `?` as in a shell; one of them must match.
-Patterns = Annotated[list[str], BeforeValidator(_as_list)]
+Patterns = Annotated[list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str])]
 
 
 class ApprovalCondition(Section):
@@ -123,13 +122,13 @@ class ApprovalRule(Section):
     toolset: Patterns = []
     server: Patterns = []
     category: Patterns = []
-    when: ApprovalCondition = ApprovalCondition()
+    when: ApprovalCondition = ApprovalCondition.model_construct()
     then: Literal["ask", "allow", "deny", "queue"] = "ask"
     why: str | None = Field(default=None, max_length=500)
     remember: bool = True
 
     @model_validator(mode="after")
-    def _require_named_arguments(self) -> ApprovalRule:
+    def _require_named_arguments(self) -> Self:
         condition = self.when
         if self.then == "allow" and (condition.path or condition.host or condition.command):
             raise ValueError(
@@ -144,14 +143,17 @@ class ApprovalSettings(Section):
 
     The first of `rules` that matches decides, else `mode`: with `unsafe_only` the tool's own declaration. A client that
     cannot be asked is refused (`deny`), or its call waits in the queue for `toolgate approval allow` (`queue`), the
-    caller for `queue_wait` seconds of that. Tools named in `out_of_band` are asked about in the queue only: a client
-    without a person could answer its own question. `timeout` is the number of seconds in which a question may be
-    answered, `pending` the number of open questions per principal. `keys` seal questions that travel through clients
-    (32 characters or more each; the first one seals, all unseal); without any, a key is kept in data_dir.
+    caller for `queue_wait` seconds of that. `elicitation` is how a client is asked that can show forms and open pages:
+    by a `form`, or by the address of the question's page (`url`). Tools named in `out_of_band` are asked about in the
+    queue only: a client without a person could answer its own question. `timeout` is the number of seconds in which a
+    question may be answered, `pending` the number of open questions per principal. `keys` seal questions that travel
+    through clients (32 characters or more each; the first one seals, all unseal); without any, a key is kept in
+    data_dir.
     """
 
     mode: Literal["never", "unsafe_only", "always"] = "unsafe_only"
     without_elicitation: Literal["deny", "queue"] = "deny"
+    elicitation: Literal["form", "url"] = "form"
     rules: list[ApprovalRule] = []
     out_of_band: Patterns = []
     timeout: float = Field(default=600, gt=0, le=7 * 86400)
@@ -183,11 +185,14 @@ class ToolOverrideSettings(Section):
     enabled: bool | None = None
 
 
+SMALLEST_LARGE_RESULT = 32 * 1024
+
+
 class LargeResultSettings(Section):
     """Results of more than `over` bytes are kept as files; None for never. The default is just below 1 MiB, at which
     clients begin to refuse a result."""
 
-    over: int | None = Field(default=1023 * 1024, ge=32 * 1024)
+    over: int | None = Field(default=1023 * 1024, ge=SMALLEST_LARGE_RESULT)
 
 
 class OAuthSettings(Section):
@@ -204,7 +209,7 @@ class OAuthSettings(Section):
     client_metadata_url: str | None = Field(default=None, pattern=r"^https://[^/\s]+/[^\s#]+$")
 
     @model_validator(mode="after")
-    def _require_client_secret_reference(self) -> OAuthSettings:
+    def _require_client_secret_reference(self) -> Self:
         if self.client_secret is not None and not VARIABLE.fullmatch(self.client_secret):
             raise ValueError("'client_secret' is a secret; put it into the environment and write ${VARIABLE} here")
         if self.client_secret is not None and self.client_id is None:
@@ -237,13 +242,15 @@ class UpstreamSettings(Section):
     each client where the server speaks both, else its newest. `pinning` says whether the definitions it lists first
     are accepted without review; with `off`, later changes are too. `large_results` says which results are kept as
     files in the chat's workspace; with `off` none is. `sandbox` says whether a command runs in the sandbox and what
-    it is given there; None leaves that to where the server was set up.
+    it is given there; None leaves that to where the server was set up. `bundle` is the SHA-256 of the `.mcpb` file
+    whose unpacked folder `${__dirname}` stands for.
     """
 
     command: str | None = None
     args: list[str] = []
     env: dict[str, str] = {}
     cwd: str | None = None
+    bundle: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     url: str | None = None
     headers: dict[str, str] = {}
     oauth: OAuthSettings | None = None
@@ -259,61 +266,27 @@ class UpstreamSettings(Section):
     sharing: Literal["principal", "chat", "all"] = "principal"
     protocol: Literal["auto", "modern", "handshake"] = "auto"
     pinning: Annotated[Literal["trust", "hold", "off"], _UNQUOTED] = "trust"
-    large_results: Annotated[LargeResultSettings, _OR_OFF] = LargeResultSettings()
+    large_results: Annotated[LargeResultSettings, _OR_OFF] = LargeResultSettings.model_construct()
     sandbox: SwitchOrRights | None = None
-    tools: ToolFilterSettings = ToolFilterSettings()
+    tools: ToolFilterSettings = ToolFilterSettings.model_construct()
     overrides: dict[str, ToolOverrideSettings] = {}
 
     @model_validator(mode="after")
-    def _is_started_or_reached(self) -> UpstreamSettings:
+    def _is_started_or_reached(self) -> Self:
         if (self.command is None) == (self.url is None):
             raise ValueError("a server has either a 'command' to start or a 'url' to reach")
         if self.url is not None and not self.url.lower().startswith(("http://", "https://", "${")):
             raise ValueError("'url' must start with https:// or http://")
         if self.oauth is not None and self.url is None:
             raise ValueError("'oauth' is for a server with a 'url'")
+        if self.bundle is not None and self.command is None:
+            raise ValueError("'bundle' is for a server with a 'command'")
         if self.sandbox is not None and self.command is None:
             raise ValueError("'sandbox' is for a server with a 'command'; remove it: a 'url' starts no program here")
         return self
 
 
 _MEBIBYTE = 1024 * 1024
-
-DEFAULT_CATEGORIES = {
-    category.name: category
-    for category in (
-        Category(
-            "filesystem", Permission.READ_ONLY, title="Filesystem", description="Reads and searches a chat's files"
-        ),
-        Category("editing", Permission.READ_WRITE, title="Editing", description="Changes and restores a chat's files"),
-        Category("web", Permission.READ_ONLY, title="Web", description="Reads and searches the web"),
-        Category(
-            "development",
-            Permission.EXECUTE,
-            enabled=False,
-            title="Development",
-            description="Runs code, git, tests and formatters in the sandbox",
-        ),
-        Category(
-            "customer_support",
-            Permission.READ_WRITE,
-            enabled=False,
-            title="Customer support",
-            description="Works with users, tenants and tickets",
-        ),
-        Category(
-            "toolsets", Permission.READ_WRITE, title="Toolsets", description="Tools of toolsets that name no category"
-        ),
-        Category("upstream", Permission.EXECUTE, title="Upstream servers", description="Tools of other MCP servers"),
-        Category(
-            ADMIN_CATEGORY,
-            Permission.EXECUTE,
-            enabled=False,
-            title="Administration",
-            description="Changes the gateway itself, for roles with admin: true",
-        ),
-    )
-}
 
 
 class CategorySettings(Section):
@@ -326,16 +299,40 @@ class CategorySettings(Section):
     calls_per_minute: int | None = Field(default=None, ge=1)
 
 
+class RetrySettings(Section):
+    """Calls that failed for a passing reason are made again: up to `attempts` in all, with growing pauses. `codes` are
+    the error codes that count; without them those of a server or network that does not answer. Only an idempotent or
+    read-only tool is called again, unless `repeatable` says that a second call is harmless."""
+
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    codes: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")], ...], Field(max_length=32)] = ()
+    first_seconds: Annotated[float, Field(ge=0, le=60)] = 0.5
+    longest_seconds: Annotated[float, Field(ge=0, le=300)] = 10.0
+    repeatable: bool = False
+
+    def policy(self, is_harmless: bool) -> RetryPolicy | None:
+        """Return the policy for a tool; None if a second call of it may do something twice."""
+        if not (is_harmless or self.repeatable):
+            return None
+        return RetryPolicy(self.attempts, frozenset(self.codes), self.first_seconds, self.longest_seconds)
+
+
 class ToolSettings(Section):
+    """`retry` is by patterns over ids, the first that matches; it replaces what the tool declares. `semantic` may also
+    be the directory of the model."""
+
     enable: bool | None = None
     enabled_categories: list[str] = []
     first: list[str] = []
     mode: ListMode = "full"
     pinned: list[str] = []
+    retry: dict[str, RetrySettings] = {}
+    semantic: bool | Path = False
+    list_seconds: Annotated[int, Field(ge=0, le=86_400)] = 0
 
     @property
     def list_policy(self) -> ListPolicy:
-        return ListPolicy(self.mode, tuple(self.pinned))
+        return ListPolicy(self.mode, tuple(self.pinned), fresh_seconds=self.list_seconds)
 
 
 class HttpSettings(Section):
@@ -370,7 +367,7 @@ class AuthClientSettings(Section):
     auth_method: Literal["client_secret_post", "client_secret_basic"] = "client_secret_post"
 
     @model_validator(mode="after")
-    def _require_secret_reference(self) -> AuthClientSettings:
+    def _require_secret_reference(self) -> Self:
         if not VARIABLE.fullmatch(self.secret):
             raise ValueError("'secret' is a secret; put it into the environment and write ${VARIABLE} here")
         return self
@@ -402,7 +399,7 @@ class RoleSettings(Section):
 
     permission: Permission = Permission.EXECUTE
     categories: list[str] | None = None
-    tools: ToolFilterSettings = ToolFilterSettings()
+    tools: ToolFilterSettings = ToolFilterSettings.model_construct()
     servers: list[str] = ["*"]
     admin: bool = False
     metrics: bool = False
@@ -443,7 +440,7 @@ class ProfileSettings(Section):
     pinned: list[str] = []
     description_limit: int | None = Field(default=None, ge=40)
     permission: Permission = Permission.EXECUTE
-    tools: ToolFilterSettings = ToolFilterSettings()
+    tools: ToolFilterSettings = ToolFilterSettings.model_construct()
     output_schemas: bool = True
 
 
@@ -460,8 +457,14 @@ class LimitSettings(Section):
     calls_per_minute: dict[str, int] = {}
 
 
+class RegistrySettings(Section):
+    """The registry in which servers are searched: the public one, or another that speaks its API."""
+
+    url: str = Field(default="https://registry.modelcontextprotocol.io", pattern=r"^https?://[^\s?#]+$")
+
+
 class ServerSettings(Section):
-    """The HTTP face. Hosts and origins beyond loopback must be named to be let in. `public_url` is the address by which
+    """HTTP server. Hosts and origins beyond loopback must be named to be let in. `public_url` is the address by which
     clients reach the gateway, if a proxy stands in front of it; its host and origin are let in. What a request says
     about the client it was forwarded for is believed only of `trusted_proxies`, addresses or networks."""
 
@@ -473,14 +476,16 @@ class ServerSettings(Section):
 
 
 class OtelSettings(Section):
-    """`endpoint` is the address of an OTLP receiver, for traces over HTTP."""
+    """`endpoint` is the address of an OTLP receiver over HTTP; `traces` and `metrics` say what is sent there."""
 
     endpoint: str = Field(pattern=r"^https?://[^\s/]+")
+    traces: bool = True
+    metrics: bool = True
 
 
 class TelemetrySettings(Section):
-    """Measurements for others: `prometheus` serves /metrics over HTTP, `otel` sends traces. Without it, the standard
-    variable OTEL_EXPORTER_OTLP_ENDPOINT turns traces on."""
+    """Measurements for others: `prometheus` serves /metrics over HTTP, `otel` sends traces and metrics. Without it,
+    the standard variable OTEL_EXPORTER_OTLP_ENDPOINT turns these on."""
 
     prometheus: bool = True
     otel: OtelSettings | None = None
@@ -498,25 +503,34 @@ class RetentionSettings(Section):
 class Settings(Section):
     """Everything a user can set: each field is a key of `toolgate.yaml`."""
 
+    # What the command line says, not the file.
+    elsewhere: ClassVar = {
+        "host": "the host is given to the command: toolgate serve --transport http --host 0.0.0.0",
+        "port": "the port is given to the command: toolgate serve --transport http --port 9000",
+        "server.host": "the host is given to the command: toolgate serve --transport http --host 0.0.0.0",
+        "server.port": "the port is given to the command: toolgate serve --transport http --port 9000",
+    }
+
     data_dir: Path = Field(default_factory=lambda: Path(platformdirs.user_data_dir("toolgate", appauthor=False)))
     database_url: str | None = None
     blob_store: str | None = None
     toolsets: list[str] = []
     upstreams: dict[str, UpstreamSettings] = Field(default={}, alias="mcpServers")
+    registry: RegistrySettings = RegistrySettings.model_construct()
     categories: dict[str, CategorySettings] = {}
-    tools: ToolSettings = ToolSettings()
-    approval: ApprovalSettings = ApprovalSettings()
-    sandbox: SandboxSettings = SandboxSettings()
-    web: WebSettings = WebSettings()
-    http: HttpSettings = HttpSettings()
-    auth: AuthSettings = AuthSettings()
+    tools: ToolSettings = ToolSettings.model_construct()
+    approval: ApprovalSettings = ApprovalSettings.model_construct()
+    sandbox: SandboxSettings = SandboxSettings.model_construct()
+    web: WebSettings = WebSettings.model_construct()
+    http: HttpSettings = HttpSettings.model_construct()
+    auth: AuthSettings = AuthSettings.model_construct()
     roles: dict[str, RoleSettings] = {}
     extensions: list[ExtensionSettings] = []
     profiles: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")], ProfileSettings] = {}
-    limits: LimitSettings = LimitSettings()
-    server: ServerSettings = ServerSettings()
-    telemetry: TelemetrySettings = TelemetrySettings()
-    retention: RetentionSettings = RetentionSettings()
+    limits: LimitSettings = LimitSettings.model_construct()
+    server: ServerSettings = ServerSettings.model_construct()
+    telemetry: TelemetrySettings = TelemetrySettings.model_construct()
+    retention: RetentionSettings = RetentionSettings.model_construct()
     chat: str | None = None
     workspace: Path | None = None
     profile: str | None = None
@@ -544,7 +558,7 @@ class Settings(Section):
     def category(self, name: str) -> Category:
         """One category; one that only a toolset names is read-write."""
         category = DEFAULT_CATEGORIES.get(name) or Category(name, Permission.READ_WRITE)
-        settings = self.categories.get(name, CategorySettings())
+        settings = self.categories.get(name, CategorySettings.model_construct())
         switch = self.tools.enable and name != ADMIN_CATEGORY  # which only its own name turns on
         enabled = category.enabled if self.tools.enable is None else bool(switch)
         if settings.enabled is not None:
@@ -566,7 +580,7 @@ class Settings(Section):
 
     def effective_profile(self) -> ProfileSettings:
         if self.profile is None:
-            return ProfileSettings()
+            return ProfileSettings.model_construct()
         if self.profile not in self.profiles:
             hint = did_you_mean(self.profile, self.profiles)
             raise Invalid(f"there is no profile {self.profile!r} under 'profiles'{hint}", code="INVALID_CONFIG")

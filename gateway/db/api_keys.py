@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
 from gateway.db import Database, Row, Statement, bump_revision, load_revision, timestamp
 from gateway.errors import Conflict, NotFound
+from gateway.value import Value
 
 SUBJECT = "api_keys"
 
 
-@dataclass(frozen=True, slots=True)
-class ApiKey:
+class ApiKey(Value):
     """A key without its secret. `name` is its principal; several keys of one principal share everything. `digest` is
     the SHA-256 in hex, `hint` the beginning that people recognise it by. Times are ISO 8601."""
 
@@ -43,7 +42,7 @@ class ApiKey:
         return "expired" if self.expiry is not None and self.expiry <= time.time() else "active"
 
 
-_COLUMNS = [field.name for field in fields(ApiKey)]
+_COLUMNS = [*ApiKey.__annotations__]
 _LIST = f"SELECT {', '.join(_COLUMNS)} FROM api_keys ORDER BY created_at, id"  # noqa: S608 - own names
 _INSERT = f"INSERT INTO api_keys ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
 _REVOKE = "UPDATE api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"

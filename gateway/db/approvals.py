@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from typing import Any, Literal
 
 import orjson
 
 from gateway.db import Database, Statement, bump_revision, chats, load_revision, timestamp
 from gateway.errors import Conflict, Invalid, NotFound, Unavailable
-from gateway.names import new_id
+from gateway.names import SUFFIX_LENGTH, new_id
+from gateway.value import Value
 
 SUBJECT = "approvals"
 # Questions that may be open in all, whoever asked them.
@@ -23,9 +24,9 @@ Status = Literal["waiting", "allowed", "used", "denied", "dismissed", "cancelled
 Scope = Literal["once", "chat", "always"]
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalRecord:
-    """One question. It is `allowed` once somebody agreed in the queue, and `used` once the call went on with that."""
+class ApprovalRecord(Value):
+    """One question. It is `allowed` once somebody agreed in the queue, and `used` once the call went on with that. It
+    is `expired` if nobody answered in time, or the call did not go on in time."""
 
     id: str
     call_id: str
@@ -51,6 +52,11 @@ class ApprovalRecord:
     changes: str | None = None
     note: str | None = None
 
+    @property
+    def unused(self) -> bool:
+        """True if somebody agreed and the call was not made again in time."""
+        return self.status == "expired" and self.scope is not None
+
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON for programs, without the nonce that an answer needs."""
         documents = {"args": self.args, "edited_args": self.edited_args}
@@ -60,8 +66,7 @@ class ApprovalRecord:
         return result
 
 
-@dataclass(frozen=True, slots=True)
-class RememberedApproval:
+class RememberedApproval(Value):
     """An answer that still counts: for one chat, or for all where `chat_id` is None."""
 
     id: str
@@ -78,8 +83,7 @@ class RememberedApproval:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Value):
     """The end of the record of a call that does not run: its code and message, None to keep the one there is."""
 
     code: str
@@ -87,14 +91,16 @@ class Ending:
 
 
 EXPIRED = Ending("APPROVAL_EXPIRED", "nobody answered in time whether this call may run")
+_UNUSED = "a person allowed this call, but it was not made again in time"
 
 _OVERDUE = "SELECT 1 FROM approvals WHERE status IN ('waiting', 'allowed') AND expires_at <= ? LIMIT 1"
-_COLUMNS = [field.name for field in fields(ApprovalRecord)]
+_COLUMNS = [*ApprovalRecord.__annotations__]
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM approvals"  # noqa: S608 - own names
 # One statement, so that of many that ask at once none passes the limits.
 _ASK = f"""INSERT INTO approvals ({", ".join(_COLUMNS)}) SELECT {", ".join("?" * len(_COLUMNS))}
     WHERE (SELECT count(*) FROM approvals WHERE status = 'waiting' AND principal = ?) < ?
-    AND (SELECT count(*) FROM approvals WHERE status = 'waiting') < ?"""  # noqa: S608 - own names
+    AND (SELECT count(*) FROM approvals WHERE status = 'waiting') < ?
+    AND EXISTS (SELECT 1 FROM chats WHERE id = ? AND principal = ?)"""  # noqa: S608 - own names
 _DECIDE = """UPDATE approvals SET status = ?, scope = ?, edited_args = ?, decided_by = ?, decided_at = ?,
     expires_at = ?, note = ?, nonce = '' WHERE id = ? AND nonce = ? AND status = 'waiting' AND expires_at > ?"""
 _CONSUME = "UPDATE approvals SET status = 'used' WHERE id = ? AND status = 'allowed' AND expires_at > ?"
@@ -102,7 +108,9 @@ _ARM = "UPDATE approvals SET nonce = ? WHERE id = ? AND status = 'used' AND nonc
 _BURN = "UPDATE approvals SET nonce = '' WHERE id = ? AND status = 'used' AND nonce = ? AND nonce <> ''"
 _END_CALL = """UPDATE tool_calls SET status = 'error', error = COALESCE(?, error), error_code = ?, finished_at = ?
     WHERE id = ? AND status = 'pending'"""
-_END_EXPIRED = """UPDATE tool_calls SET status = 'error', error = ?, error_code = ?, finished_at = ?
+_END_EXPIRED = """UPDATE tool_calls SET status = 'error', error = CASE WHEN EXISTS (
+        SELECT 1 FROM approvals WHERE call_id = tool_calls.id AND status = 'allowed'
+    ) THEN ? ELSE ? END, error_code = ?, finished_at = ?
     WHERE status = 'pending' AND id IN (
         SELECT call_id FROM approvals WHERE status IN ('waiting', 'allowed') AND expires_at <= ?
     )"""
@@ -134,13 +142,18 @@ class Approvals:
         return await load_revision(self._db, SUBJECT)
 
     async def ask(self, question: ApprovalRecord, each: int) -> None:
-        """Write a question down; refused while its principal has `each` of them open, or all have too many."""
+        """Write a question down; its principal then owns the chat. Refused while the principal has `each` of them open
+        or all have too many, and if somebody else has the chat meanwhile: the question may show a file of theirs."""
         row = [getattr(question, column) for column in _COLUMNS]
-        ensure = chats.claim(question.chat_id, question.principal, self._clock())
-        limits = (question.principal, each, OPEN_LIMIT)
+        chat, principal = question.chat_id, question.principal
+        ensure = chats.claim(chat, principal, self._clock())
         try:
-            await self._db.run(*self._expire(), ensure, Statement(_ASK, (*row, *limits), 1))
+            await self._db.run(
+                *self._expire(), ensure, Statement(_ASK, (*row, principal, each, OPEN_LIMIT, chat, principal), 1)
+            )
         except Conflict:
+            if await chats.Chats(self._db).owner(chat) not in (None, principal):
+                raise chats.foreign_chat_error(chat) from None
             raise Unavailable(
                 f"too many calls wait for a person already (approval.pending: {each}); answer those first",
                 code="TOO_MANY_PENDING",
@@ -205,16 +218,21 @@ class Approvals:
         return ApprovalRecord(*rows[0]) if rows else None
 
     async def get(self, id_or_prefix: str, principal: str | None = None) -> ApprovalRecord:
-        """The question of that id, or the only one whose id begins so; among those to a principal, if one is named."""
+        """The question of that id, or the only one whose id begins or ends so; among those to a principal, if named."""
         values = [id_or_prefix, id_or_prefix + "\U0010ffff", *([principal] if principal is not None else [])]
         own = "AND principal = ?" if principal is not None else ""
         sql = f"{_SELECT} WHERE id >= ? AND id < ? {own} ORDER BY id LIMIT 2"
         rows = await self._db.fetch(sql, *values) if id_or_prefix else []
+        if not rows and len(id_or_prefix) >= SUFFIX_LENGTH:
+            sql = f"{_SELECT} WHERE substr(id, ?) = ? {own} ORDER BY id LIMIT 2"
+            rows = await self._db.fetch(sql, -len(id_or_prefix), id_or_prefix, *values[2:])
         if not rows:
             message = f"no approval has the id {id_or_prefix[:80]!r}; see: toolgate approval list"
             raise NotFound(message, code="UNKNOWN_APPROVAL")
         if len(rows) > 1 and rows[0][0] != id_or_prefix:
-            raise Invalid(f"several approvals begin with {id_or_prefix!r}; give more of the id", code="AMBIGUOUS_ID")
+            raise Invalid(
+                f"several approvals have the id {id_or_prefix!r}; give its last characters", code="AMBIGUOUS_ID"
+            )
         return ApprovalRecord(*rows[0])
 
     async def entries(
@@ -259,7 +277,8 @@ class Approvals:
 
     async def revoke(self, id_or_prefix: str, by: str) -> RememberedApproval:
         """Revoke an answer, for all processes, from the next call on."""
-        matches = [row for row in await self.list_remembered() if id_or_prefix and row.id.startswith(id_or_prefix)]
+        kept = await self.list_remembered() if id_or_prefix else []
+        matches = [row for row in kept if row.id.startswith(id_or_prefix) or row.id.endswith(id_or_prefix)]
         if not matches:
             message = f"nothing is remembered under {id_or_prefix[:80]!r}; see: toolgate approval remembered"
             raise NotFound(message, code="UNKNOWN_APPROVAL")
@@ -279,7 +298,7 @@ class Approvals:
 
     def _expire(self) -> tuple[Statement, Statement]:
         now = timestamp(self._clock())
-        return Statement(_END_EXPIRED, (EXPIRED.message, EXPIRED.code, now, now)), Statement(_EXPIRE, (now,))
+        return Statement(_END_EXPIRED, (_UNUSED, EXPIRED.message, EXPIRED.code, now, now)), Statement(_EXPIRE, (now,))
 
     async def _try(self, *statements: Statement) -> bool:
         try:

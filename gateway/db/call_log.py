@@ -2,7 +2,8 @@
 
 Entries are appended in the transaction that writes the records, so the two never differ, whichever process writes and
 whenever it is killed. SQLite has one writer at a time, so all processes share one chain: where a process had a chain of
-its own, removing the whole of it would leave no trace. What is and is not detected: SECURITY.md.
+its own, removing the whole of it would leave no trace. A file beside the database has the position and hash of the last
+entry, which shows that the end was removed. What is and is not detected: docs/audit.md.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import hashlib
 import hmac
 import itertools
 import logging
+import os
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -26,12 +29,15 @@ import orjson
 
 from gateway.db import Database, Insert, Row, Statement, timestamp
 from gateway.db.journal import Batch
+from gateway.db.migrations import MIGRATIONS
 from gateway.errors import Conflict, GatewayError, NotFound, Unavailable
 from gateway.sealing import import_cryptography, load_key_file
 
 log = logging.getLogger(__name__)
 
 KEY_FILE = "audit.key"
+HEAD_FILE = "audit.head"
+_KEY_MODE = stat.S_IRUSR
 # The columns of a record, in the order in which they are digested. New ones go to the end: a NULL is not digested.
 COLUMNS = (
     *("id", "chat_id", "message_id", "parent_message_id", "tool_id", "tool_name", "category", "principal", "surface"),
@@ -41,11 +47,15 @@ COLUMNS = (
 )
 MAC_BYTES = 16
 PROBLEM_LIMIT = 1000
-REMOVED_AT_ONCE = 500
 _SIGNED_TEXT = b"toolgate call log "
 # Set by the migration that creates the log, until the records from before it are logged.
 _IMPORT = "SELECT 1 FROM revisions WHERE subject = 'call_log_import'"
 _END_IMPORT = "DELETE FROM revisions WHERE subject = 'call_log_import'"
+
+# Another trigger could change records within the gateway's own transactions, or keep them from being written.
+_TRIGGERS = {" ".join(sql.split()) for statements in MIGRATIONS for sql in statements if "CREATE TRIGGER" in sql}
+_LIST_TRIGGERS = "SELECT name, sql FROM main.sqlite_master WHERE type = 'trigger'"
+_SCHEMA_VERSION = "PRAGMA main.schema_version"
 
 _NEW = ", ".join(f"NEW.{name}" for name in COLUMNS)
 _OLD = ", ".join(f"OLD.{name}" for name in COLUMNS)
@@ -74,12 +84,16 @@ _SIGN = f"""INSERT INTO call_log (position, digest, removed, at, hash, mac, sign
         LIMIT 1
     ) WHERE removed IS NULL OR digest IS NOT NULL"""  # noqa: S608 - constants
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM tool_calls"  # noqa: S608 - constants
-_UNSIGNED = "SELECT 1 FROM call_log WHERE position = (SELECT max(position) FROM call_log) AND signature IS NULL"
+_UNSIGNED = """SELECT position, hash FROM call_log
+    WHERE position = (SELECT max(position) FROM call_log) AND signature IS NULL"""
+_HASH = "SELECT hash FROM call_log WHERE position = ?"
+_FIRST = "SELECT min(position) FROM call_log"
 _HEAD = "SELECT position, hash FROM call_log ORDER BY position DESC LIMIT 1"
 _OLDEST = """SELECT l.position, c.status, c.started_at FROM call_log AS l LEFT JOIN tool_calls AS c ON c.id = l.call_id
     WHERE l.call_id IS NOT NULL ORDER BY l.position LIMIT ?"""
 _SUPERSEDED = """EXISTS (SELECT 1 FROM call_log AS later
     WHERE later.call_id = l.call_id AND later.before IS NOT NULL AND later.position > {position})"""
+_CHANGED = "SELECT 1 FROM call_log WHERE call_id = ? AND before = ?"
 _REMOVE_RECORDS = f"""DELETE FROM tool_calls WHERE id IN (
     SELECT call_id FROM call_log AS l WHERE position <= ? AND NOT {_SUPERSEDED.format(position="?")}
     ) RETURNING id"""  # noqa: S608 - constants
@@ -101,25 +115,96 @@ def digest_call(*values: Any) -> bytes:
 
 def link_entry(previous: bytes | None, position: int, *fields: Any) -> bytes:
     """SHA-256 of an entry (`call_id`, `before`, `digest`, `removed`, `at`) with the hash of the one before it."""
-    values = [_hex(previous), position, *map(_hex, fields)]
-    return hashlib.sha256(orjson.dumps(values)).digest()
+    return hashlib.sha256(orjson.dumps([previous, position, *fields], default=bytes.hex)).digest()
 
 
-def _hex(value: Any) -> Any:
-    return value.hex() if type(value) is bytes else value
+class EntryPlace(NamedTuple):
+    """An entry, by its position and hash."""
+
+    position: int
+    hash: bytes
+
+
+EMPTY = EntryPlace(0, bytes(32))
+
+
+class LogHead:
+    """The file with the end of the log and a MAC. It is overwritten in place: a new file would reach the disk before
+    the entries that it names, which a power failure could then lose."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, key: bytes) -> EntryPlace | None:
+        for _ in range(3):  # somebody may be writing
+            try:
+                position, entry_hash, _ = text = self._path.read_text().strip().split(":")
+                place = EntryPlace(int(position), bytes.fromhex(entry_hash))
+            except (OSError, ValueError):
+                return None
+            if text == _format_head(key, place).strip().split(":"):
+                return place
+        return None
+
+    def write(self, key: bytes, place: EntryPlace) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(descriptor, _format_head(key, place).encode(), 0)
+        finally:
+            os.close(descriptor)
+
+
+def _format_head(key: bytes, place: EntryPlace) -> str:
+    text = f"{place.position:020d}:{place.hash.hex()}"
+    mac = hmac.digest(key, b"toolgate call log head " + text.encode(), "sha256")[:MAC_BYTES]
+    return f"{text}:{mac.hex()}\n"
+
+
+def _derive(seed: bytes, purpose: bytes = b"entries") -> bytes:
+    return hmac.digest(seed, b"toolgate call log " + purpose, "sha256")
 
 
 class EntryKey:
     """The key of a data directory, read or made on first use. It authenticates each entry for whoever has the key
-    (HMAC), and checkpoints for everybody (Ed25519)."""
+    (HMAC), and checkpoints for everybody (Ed25519). Its file is read-only once there is a head: those who can change
+    everything but the key cannot pretend that an older version wrote the log, which had none."""
 
     def __init__(self, key_file: Path) -> None:
         self._key_file = key_file
+        self.head = LogHead(key_file.with_name(HEAD_FILE))
+
+    def exists(self) -> bool:
+        return self._key_file.exists()
+
+    def is_from_before_head(self) -> bool:
+        """Return whether there may be no head yet, nor MACs in journal files; true also without a key."""
+        try:
+            return bool(self._key_file.stat().st_mode & stat.S_IWUSR)
+        except FileNotFoundError:
+            return True
+
+    def protect_head(self) -> None:
+        """Make the file read-only: from now on, a missing head was removed."""
+        if self.exists() and self.is_from_before_head() and self.read_head() is not None:
+            self._key_file.chmod(_KEY_MODE)
+
+    def load_journal_key(self) -> bytes:
+        """The key of the MACs in journal files."""
+        return _derive(self._seed, b"journal")
+
+    def read_head(self) -> EntryPlace | None:
+        """The end of the log as it was last written; None if that is missing, or was not written with this key."""
+        return self.head.read(self._mac_key)
+
+    def write_head(self, place: EntryPlace) -> None:
+        self.head.write(self._mac_key, place)
 
     def authenticate(self, entry_hash: bytes) -> bytes | None:
         """The MAC of an entry; None if the key cannot be used, which must not keep a call from being recorded."""
         try:
-            return hmac.digest(self._mac_key, entry_hash, "sha256")[:MAC_BYTES]
+            mac = self._empty_mac.copy()
+            mac.update(entry_hash)
+            return mac.digest()[:MAC_BYTES]
         except (GatewayError, OSError) as error:
             log.error("the call log cannot be authenticated: %s", error)
             return None
@@ -138,39 +223,55 @@ class EntryKey:
 
     @functools.cached_property
     def _seed(self) -> bytes:
-        return load_key_file(self._key_file)
+        # A head before the key, which is protected from its beginning.
+        return load_key_file(self._key_file, lambda seed: self.head.write(_derive(seed), EMPTY), _KEY_MODE)
 
     @functools.cached_property
     def _mac_key(self) -> bytes:
-        return hmac.digest(self._seed, b"toolgate call log entries", "sha256")
+        return _derive(self._seed)
+
+    @functools.cached_property
+    def _empty_mac(self) -> hmac.HMAC:
+        return hmac.new(self._mac_key, digestmod="sha256")  # a copy takes a third of the time of another one
 
     @functools.cached_property
     def _private_key(self) -> Any:
-        return _ed25519().Ed25519PrivateKey.from_private_bytes(self._seed)
+        return import_ed25519().Ed25519PrivateKey.from_private_bytes(self._seed)
 
 
-def _ed25519() -> Any:
+def import_ed25519() -> Any:
     return import_cryptography("cryptography.hazmat.primitives.asymmetric.ed25519")
 
 
 class CallLog:
     """Appends to the log what one connection writes."""
 
-    def __init__(self, connection: sqlite3.Connection, key_file: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, key: EntryKey) -> None:
         self._connection = connection
-        self._key = EntryKey(key_file)
+        self._key = key
+        self._appended: tuple[EntryPlace, EntryPlace] | None = (
+            None  # the last entry before this transaction, and after it
+        )
+        self._head_is_wrong = False
+        self._checked_schema: int | None = None
+        self.check_triggers()
+        # Else whoever can change the schema could have the functions sign anything.
+        connection.execute("PRAGMA trusted_schema = OFF")
         connection.create_function("digest_call", len(COLUMNS), digest_call, deterministic=True)
         connection.create_function("link_entry", 7, link_entry, deterministic=True)
         connection.create_function("authenticate_entry", 1, self._key.authenticate)
         connection.create_function("sign_entry", 1, self._key.sign)
         for statement in _ATTACH:
             connection.execute(statement)
+        if key.exists() and key.is_from_before_head():
+            self._begin_head()
         if connection.execute(_IMPORT).fetchone():
-            self._log_existing(key_file)
+            self._log_existing()
 
     def append_entries(self, rows: Mapping[str, Sequence[Any]]) -> None:
         """Log the records that this transaction has written, before its commit. `rows` are records as they were given
         to the database, by id; others are read."""
+        self._appended = None
         ((text,),) = self._connection.execute(_WRITTEN).fetchall()
         if text == "[]":
             return
@@ -190,24 +291,84 @@ class CallLog:
         self._append(entries())
         self._connection.execute(_CLEAR)
 
+    def check_triggers(self) -> None:
+        """Refuse to write while the database has a trigger of somebody else. Call it when a transaction begins."""
+        ((version,),) = self._connection.execute(_SCHEMA_VERSION).fetchall()
+        if version == self._checked_schema:
+            return
+        for name, sql in self._connection.execute(_LIST_TRIGGERS).fetchall():
+            if " ".join(str(sql).split()) not in _TRIGGERS:
+                raise Unavailable(
+                    f"the database has the trigger {name!r}, which this version did not make and which could change "
+                    "call records; remove it with DROP TRIGGER, or after an upgrade restart the gateway",
+                    code="STORAGE_UNAVAILABLE",
+                )
+        self._checked_schema = version
+
+    def is_superseded(self, row: Sequence[Any]) -> bool:
+        """Return whether the log says that a record was like this, and changed since: the row was replayed before."""
+        return (
+            len(row) == len(COLUMNS)
+            and type(row[0]) is str
+            and self._connection.execute(_CHANGED, (row[0], digest_call(*row))).fetchone() is not None
+        )
+
     def sign(self) -> None:
         """Append a signed checkpoint, unless the last entry is one. The log of the process names it too, so that one
         which is kept elsewhere shows a later truncation."""
-        if self._connection.execute(_UNSIGNED).fetchone():
+        self._appended = None
+        self.check_triggers()
+        if last := self._connection.execute(_UNSIGNED).fetchone():
             self._connection.execute(_SIGN, (None, None, timestamp(time.time())))
-            position, entry_hash = self._connection.execute(_HEAD).fetchone()
-            log.info("call log signed: checkpoint %d:%s", position, entry_hash.hex())
+            signed = read_end(self._connection)
+            self._appended = (EntryPlace(*last), signed)
+            log.info("call log signed: checkpoint %d:%s", signed.position, signed.hash.hex())
 
-    def _log_existing(self, key_file: Path) -> None:
-        """Log records from before the log existed. Never where there is a key: then there was a log, and somebody has
-        removed it."""
+    def write_head(self) -> None:
+        """Write the end of the log to its file, after the commit and under the file lock. Never where the log no longer
+        has what is written there: somebody has removed it, and `verify` must find that."""
+        if self._appended is None:
+            return
+        (before, end), self._appended = self._appended, None
+        try:
+            head = self._key.read_head()
+            is_right = head is not None and (head == before or self._contains(head))
+            if is_right:
+                self._key.write_head(end)
+        except (GatewayError, OSError) as error:
+            log.error("the end of the call log cannot be noted: %s", error)
+            return
+        if not is_right and not self._head_is_wrong:
+            log.error("the end of the call log was removed, or %s changed; see: toolgate audit verify", HEAD_FILE)
+        self._head_is_wrong = not is_right
+
+    def _contains(self, place: EntryPlace) -> bool:
+        """Return whether the log has an entry, or had it before retention."""
+        (first,) = self._connection.execute(_FIRST).fetchone()
+        if place == EMPTY or first is None or place.position >= first:
+            return place == EMPTY or self._connection.execute(_HASH, (place.position,)).fetchone() == (place.hash,)
+        removed = self._connection.execute(_REMOVED).fetchone()  # looks at every entry
+        return removed is not None and bool(place.position <= removed[0])
+
+    def _begin_head(self) -> None:
+        """Note the end of a log that an older version wrote."""
+        try:
+            if self._key.read_head() is None:
+                self._key.write_head(read_end(self._connection))
+        except (GatewayError, OSError) as error:
+            log.error("the end of the call log cannot be noted: %s", error)
+
+    def _log_existing(self) -> None:
+        """Log records from before the log existed. Never where the log has begun, and somebody has removed it; there is
+        a key before if that was tried by a process that was killed."""
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
-        if not key_file.exists():
+        if not self._key.exists() or self._key.read_head() == read_end(connection) == EMPTY:
             records = connection.execute(f"{_SELECT} ORDER BY id")
             self._append((row[0], None, digest_call(*row)) for row in records)
         connection.execute(_END_IMPORT)
         connection.execute("COMMIT")
+        self.write_head()
 
     def _read(self, call_id: str) -> Row:
         row: Row = self._connection.execute(f"{_SELECT} WHERE id = ?", (call_id,)).fetchone()
@@ -215,6 +376,7 @@ class CallLog:
 
     def _append(self, entries: Iterator[tuple[str, bytes | None, bytes]]) -> None:
         position, previous = self._connection.execute(_LAST).fetchone()
+        before = EMPTY if previous is None else EntryPlace(position - 1, previous)
         authenticate = self._key.authenticate
         while chunk := list(itertools.islice(entries, _APPENDED_AT_ONCE)):
             rows: list[Sequence[Any]] = []
@@ -224,6 +386,7 @@ class CallLog:
                 position += 1
             for sql, parameters, _ in Batch((_APPEND,), rows).statements():
                 self._connection.execute(sql, parameters)
+            self._appended = (before, EntryPlace(position - 1, previous))
 
 
 class RemovedCalls(NamedTuple):
@@ -234,7 +397,7 @@ class RemovedCalls(NamedTuple):
     more: bool
 
 
-async def remove_calls(db: Database, before: str, limit: int = REMOVED_AT_ONCE) -> RemovedCalls:
+async def remove_calls(db: Database, before: str, limit: int) -> RemovedCalls:
     """Remove the oldest records that began before a time and have ended, a bounded number in one transaction. A signed
     entry says up to which position. Removes nothing behind a call that still runs or waits."""
     position, count = None, 0
@@ -274,7 +437,8 @@ class LogEntry(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The entry as a line of an export; NULL columns of the record are left out."""
-        line = {name: _hex(getattr(self, name)) for name in _FIELDS}
+        values: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
+        line = {name: value.hex() if isinstance(value, bytes) else value for name, value in values.items()}
         if self.record is not None and not self.superseded:
             line["record"] = {
                 name: value for name, value in zip(COLUMNS, self.record, strict=True) if value is not None
@@ -324,6 +488,12 @@ def open_snapshot(path: Path) -> Iterator[sqlite3.Connection]:
             raise Unavailable(f"the call log in {path} cannot be read: {error}", code="STORAGE_UNAVAILABLE") from error
 
 
+def read_end(connection: sqlite3.Connection) -> EntryPlace:
+    """The last entry."""
+    row = connection.execute(_HEAD).fetchone()
+    return EMPTY if row is None else EntryPlace(*row)
+
+
 def read_entries(connection: sqlite3.Connection) -> Iterator[LogEntry]:
     """Every entry in order."""
     fields = len(_FIELDS)
@@ -336,18 +506,17 @@ def verify_log(
     connection: sqlite3.Connection,
     key: EntryKey | None = None,
     public_keys: Sequence[str] = (),
-    checkpoint: tuple[int, str] | None = None,
+    noted: Sequence[EntryPlace] = (),
 ) -> Verification:
     """Check every record against the log, and the log against the key of its data directory, where it is known, and
-    its signatures. `checkpoint` is the position and hash of one that was noted earlier, and must still be there or have
-    been removed by retention."""
+    its signatures. `noted` entries must still be there, or have been removed by retention."""
     found = Verification(authenticated=key is not None)
     trusted = [bytes.fromhex(public_key) for public_key in public_keys]
     # Retention appends what it removed, so the latest such entry explains how the log begins.
     position, previous = connection.execute(_REMOVED).fetchone() or (0, None)
     found.removed = position
     superseded: dict[str, bytes | None] = {}
-    noted = checkpoint is None or checkpoint[0] <= position
+    missing = {place for place in noted if place.position > position}
     for entry in read_entries(connection):
         if entry.position != position + 1:
             found.add(f"the log goes on at {entry.position} after {position}: entries were removed", entry.position)
@@ -361,11 +530,11 @@ def verify_log(
         if entry.call_id is not None:
             _verify_record(entry, superseded, found)
         position, previous = entry.position, entry.hash
-        noted = noted or (position, _hex(previous)) == checkpoint
+        missing.discard(EntryPlace(position, previous))
     for (call_id,) in connection.execute(_UNLOGGED, (PROBLEM_LIMIT,)):
         found.add("the record is not in the log: it was inserted", None, call_id)
-    if not noted and checkpoint is not None:
-        found.add(f"the log no longer has the checkpoint {checkpoint[0]}: it was truncated or replaced", checkpoint[0])
+    for place in sorted(missing):
+        found.add(f"the log no longer has the entry {place.position}: it was truncated or replaced", place.position)
     return found
 
 
@@ -387,7 +556,8 @@ def _check_entry(
 
 
 def _is_signed(entry: LogEntry, public_keys: Sequence[bytes]) -> bool:
-    verifier, invalid = _ed25519().Ed25519PublicKey, import_cryptography("cryptography.exceptions").InvalidSignature
+    verifier = import_ed25519().Ed25519PublicKey
+    invalid = import_cryptography("cryptography.exceptions").InvalidSignature
     for key in public_keys:
         with contextlib.suppress(invalid):
             verifier.from_public_bytes(key).verify(entry.signature, _SIGNED_TEXT + entry.hash)

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import anyio
@@ -15,11 +15,12 @@ import orjson
 
 from gateway.calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
 from gateway.db import Database, Insert, Statement, bump_revision, chats, load_revision, timestamp
-from gateway.db.call_log import COLUMNS, remove_calls
-from gateway.errors import GatewayError, InputRequired, Invalid, NotFound
-from gateway.names import first_id
+from gateway.db.call_log import COLUMNS, import_ed25519, remove_calls
+from gateway.errors import GatewayError, InputRequired, Invalid, NotFound, QuotaExceeded
+from gateway.names import SUFFIX_LENGTH, first_id
 from gateway.secrets import KNOWN, mask_in, redact
 from gateway.tasks import TaskSet
+from gateway.value import Value
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,9 @@ DOCUMENT_LIMIT = 64 * 1024  # bytes of arguments or result kept whole
 PREVIEW_LIMIT = 4 * 1024
 FOLLOWING = 32  # results that wait, whole, for their digest; of one more it is made at once
 PAGE_LIMIT = 1000
-# Records removed in one transaction, and seconds until the next.
-REMOVED_AT_ONCE = 200
+# Records that retention removes in one transaction, while others wait: as many as take so long on this machine; and the
+# seconds until the next transaction.
+FEWEST_REMOVED, MOST_REMOVED, REMOVAL_SECONDS = 50, 400, 0.01
 REMOVAL_PAUSE = 0.02
 # How many calls of a chat are looked at for plans: with most calls having none, the look must end somewhere.
 PLANS_LOOKBACK = 1000
@@ -81,8 +83,7 @@ _PLANS = f"""SELECT id, chat_id, tool_id, tool_name, status, started_at FROM too
     ) ORDER BY id DESC"""  # noqa: S608 - constants only
 
 
-@dataclass(frozen=True, slots=True)
-class CallRecord:
+class CallRecord(Value):
     """One row of `tool_calls`, in the order it is selected; documents are JSON text.
 
     `status` is `running`, `pending` (a person must answer first), `success` or `error`; a
@@ -151,6 +152,8 @@ class CallRecords:
         A caller that is cancelled while it waits does not stop it. Records of calls that are not `alone` share a write.
         The digest of a result too large to be kept follows: nobody waits for that."""
         arguments, no_json, secrets = _arguments(call)
+        if isinstance(outcome.error, QuotaExceeded):  # or a client above its limits could fill the disk
+            arguments = None
         asking = isinstance(outcome.error, InputRequired)
         error = outcome.error or no_json
         result = _result(outcome)
@@ -223,7 +226,9 @@ class CallRecords:
             raise Invalid(f"limit must be between 1 and {PAGE_LIMIT}, not {limit}")
         if until is not None:  # ids sort by time
             before = min(before, first_id(until)) if before is not None else first_id(until)
-        wanted = {"chat_id = ?": chat, "tool_id = ?": tool, "status = ?": status, "principal = ?": principal}
+        # The index by tool has the principal too. SQLite would take the one by principal, and look at each record.
+        by_principal = "principal = ?" if tool is None else "+principal = ?"
+        wanted = {"chat_id = ?": chat, "tool_id = ?": tool, "status = ?": status, by_principal: principal}
         wanted |= {"parent_call_id = ?": parent, "client = ?": client, _HAS_TEXT: None if text is None else _like(text)}
         wanted |= {"id >= ?": None if since is None else first_id(since), "id < ?": before}
         chosen = {clause: value for clause, value in wanted.items() if value is not None}
@@ -234,15 +239,20 @@ class CallRecords:
         return [CallRecord(*row) for row in await self._db.fetch(sql, *chosen.values(), limit)]
 
     async def get(self, id_or_prefix: str, principal: str | None = None) -> CallRecord:
-        """The call of that id, or the only one whose id begins so; among those of a principal, if one is named."""
+        """The call of that id, or the only one whose id begins or ends so; among those of a principal, if named."""
         await self.wait()
         values = [id_or_prefix, id_or_prefix + "\U0010ffff", *([principal] if principal is not None else [])]
         sql = _BY_PREFIX.format(own="AND principal = ?" if principal is not None else "")
         rows = await self._db.fetch(sql, *values) if id_or_prefix else []
+        if not rows and len(id_or_prefix) >= SUFFIX_LENGTH:
+            sql = sql.replace("id >= ? AND id < ?", "substr(id, ?) = ?")
+            rows = await self._db.fetch(sql, -len(id_or_prefix), id_or_prefix, *values[2:])
         if not rows:
             raise NotFound(f"no call has the id {id_or_prefix!r}; see: toolgate call list", code="UNKNOWN_CALL")
         if len(rows) > 1 and rows[0][0] != id_or_prefix:
-            raise Invalid(f"several calls begin with {id_or_prefix!r}; give more of the id", code="AMBIGUOUS_ID")
+            raise Invalid(
+                f"several calls match {id_or_prefix!r}; give the last characters of the id", code="AMBIGUOUS_ID"
+            )
         return CallRecord(*rows[0])
 
     async def remove_old(self, calls: int | None, since: float | None) -> int:
@@ -251,10 +261,14 @@ class CallRecords:
         before = "" if since is None else timestamp(since)
         if calls is not None and (rows := await self._db.fetch(_BEYOND, calls)):
             before = max(before, rows[0][0])
-        removed, more = 0, bool(before)
+        await asyncio.to_thread(import_ed25519)  # else the first step would do that, while others wait
+        removed, more, limit = 0, bool(before), FEWEST_REMOVED
         while more:
-            step = await remove_calls(self._db, before, REMOVED_AT_ONCE)
+            began = time.perf_counter()
+            step = await remove_calls(self._db, before, limit)
+            took = time.perf_counter() - began
             removed, more = removed + step.records, step.more
+            limit = max(FEWEST_REMOVED, min(MOST_REMOVED, int(limit * REMOVAL_SECONDS / took)))
             await asyncio.sleep(REMOVAL_PAUSE)
         return removed
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.calls import DEFAULT_CHAT, LOCAL
 from gateway.db import Database, Insert, Statement, timestamp
+from gateway.errors import Forbidden
 from gateway.files import lock, try_lock
 from gateway.names import new_id
+from gateway.value import Value
 
 _OWNER = "SELECT principal FROM chats WHERE id = ?"
 _LIST = "SELECT id, principal, created_at, active_manifest_id, active_leaf_message_id FROM chats"
@@ -24,6 +27,20 @@ _CLAIM = f"""INSERT INTO chats (id, principal, created_at) VALUES (?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET principal = excluded.principal WHERE chats.principal = '{NOBODY}'"""  # noqa: S608 - constants
 _HEX = "[0-9a-f]" * 8
 _DERIVED = f"SELECT id, principal FROM chats WHERE id GLOB 'default-*-{_HEX}' OR id GLOB 'client-*-{_HEX}'"  # noqa: S608
+
+
+# Names of chats that the gateway gives to callers without a key, of whom there is only one, the owner, and to attached
+# folders.
+_OWNERS_NAMES = re.compile(rf"{DEFAULT_CHAT}|client-.*-[0-9a-f]{{8}}|folder-[0-9a-f]{{16}}", re.DOTALL)
+
+
+def reserved_owner(chat: str) -> str | None:
+    """The principal that a chat is kept for until somebody owns it; None if anybody may have it."""
+    return LOCAL if _OWNERS_NAMES.fullmatch(chat) else None
+
+
+def foreign_chat_error(chat: str) -> Forbidden:
+    return Forbidden(f"chat {chat!r} belongs to someone else; use another chat id", code="CHAT_FORBIDDEN")
 
 
 def ensure(chat: str, at: float) -> Statement:
@@ -41,8 +58,7 @@ def claim(chat: str, principal: str, at: float) -> Statement:
     return Statement(_CLAIM, (chat, principal, timestamp(at)))
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRow:
+class ChatRow(Value):
     """One chat: its owner, the version that its files are at, and its latest message."""
 
     id: str
@@ -79,6 +95,8 @@ class Chats:
     async def claim(self, chat: str, principal: str) -> str:
         """Make `principal` the owner of a chat nobody has used yet; the principal it belongs to now."""
         owner = await self.owner(chat)
+        if owner is None and reserved_owner(chat) not in (None, principal):
+            return LOCAL
         if owner is None:
             _, [(owner,)] = await self._db.run(claim(chat, principal, time.time()), Statement(_OWNER, (chat,)))
         return str(owner)

@@ -8,11 +8,12 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple
 from typing import Any, Literal
 
 from gateway.db import Database, Row, Statement, bump_revision, load_revision
 from gateway.errors import Conflict
+from gateway.value import Value
 
 SUBJECT = "oauth_grants"
 
@@ -28,8 +29,7 @@ _PREFIXES: Mapping[Kind, str] = {"code": CODE_PREFIX, "access": ACCESS_PREFIX, "
 GRANTS_LIMIT = 100
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(Value):
     """A person's consent: the client may act as `principal`, within `permission`, at `resource`. `key_digest` is the
     SHA-256 of the key it was given with, and ends with. The assertion of an identity provider has none; it names the
     `role` itself."""
@@ -47,8 +47,7 @@ class Grant:
     revoked_at: float | None = None
 
 
-@dataclass(frozen=True)
-class AccessRow:
+class AccessRow(Value):
     """A valid access token: whom it stands for, and the limits that its grant and its key set."""
 
     digest: str
@@ -61,8 +60,7 @@ class AccessRow:
     resource: str
 
 
-@dataclass(frozen=True)
-class StoredToken:
+class StoredToken(Value):
     """A token as it is stored, with its grant. `details` are those of a code."""
 
     digest: str
@@ -73,9 +71,9 @@ class StoredToken:
     grant: Grant
 
 
-_GRANT = ", ".join(field.name for field in fields(Grant))
-_QUALIFIED = ", ".join(f"g.{field.name}" for field in fields(Grant))
-_ADD_GRANT = f"INSERT INTO oauth_grants ({_GRANT}) VALUES ({', '.join('?' * len(fields(Grant)))})"  # noqa: S608 - own names
+_GRANT = ", ".join(Grant.__annotations__)
+_QUALIFIED = ", ".join(f"g.{name}" for name in Grant.__annotations__)
+_ADD_GRANT = f"INSERT INTO oauth_grants ({_GRANT}) VALUES ({', '.join('?' * len(Grant.__annotations__))})"  # noqa: S608 - own names
 _ISSUE = "INSERT INTO oauth_tokens (digest, grant_id, kind, expires_at, details) VALUES (?, ?, ?, ?, ?)"
 _FIND = f"""SELECT t.digest, t.kind, t.expires_at, t.used_at, t.details, {_QUALIFIED} FROM oauth_tokens t
     JOIN oauth_grants g ON g.id = t.grant_id WHERE t.digest = ?"""  # noqa: S608 - own names

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gateway.db import Database, Statement
+from gateway.value import Value
 
 _COLUMNS = "id, process, subject, name, message, began_at, ended_at"
 _WRITE = (
@@ -15,8 +14,7 @@ _RECENT = f"SELECT {_COLUMNS} FROM health_events ORDER BY ended_at IS NULL DESC,
 _REMOVE = "DELETE FROM health_events WHERE ended_at < ?"
 
 
-@dataclass(frozen=True, slots=True)
-class HealthEvent:
+class HealthEvent(Value):
     """One problem, noticed by `process`; `ended_at` is None while it lasts."""
 
     id: str

@@ -3,15 +3,23 @@
 To commit a row alone costs thirty times what it costs in a group. An appended line is with the kernel, so it survives
 a killed process as a commit does. The next process that opens the database, or is idle, replays the journals of killed
 ones. The files are named `<database>.promised-<owner>-<number>`.
+
+A file begins with a MAC of its name, and each write ends with one of the name and all rows so far, by the key of the
+call log: whoever does not have it can neither add a call nor change one. A file that fails the check is renamed to
+`<database>.unverified-<id>`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
+import hashlib
+import hmac
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +28,8 @@ from typing import Any
 import orjson
 
 from gateway.db import Insert, Inserts, Statement
-from gateway.files import lock, try_lock
+from gateway.errors import GatewayError
+from gateway.files import create_file, lock, try_lock
 from gateway.names import new_id
 
 log = logging.getLogger(__name__)
@@ -32,6 +41,9 @@ LONGEST = 256 * 1024  # bytes of a line
 # Rows per statement. Python releases its lock for each statement and may wait to get it back; more rows than these
 # gain nothing.
 _GROUP_SIZES = (16, 8, 4, 2, 1)
+_MAC_LINE = re.compile(rb'^"([0-9a-f]{32})"\n', re.MULTILINE)  # a row begins with a bracket
+_MAC_LINE_SIZE = 35
+_NAME, _UNVERIFIED_NAME = "promised-", "unverified-"
 
 
 @dataclass(slots=True)
@@ -50,10 +62,12 @@ class Batch:
 
 
 class JournalFile:
-    """One file of lines: the statements that write its rows, then the rows. Locked as long as its owner lives."""
+    """One file of lines: its first MAC, the statements that write its rows, then the rows. Locked as long as its owner
+    lives. `size` is that of what follows the first MAC."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, key: bytes) -> None:
         self.path = path
+        self._empty_mac = self._mac = start_mac(path, key)
         self.free = True
         self.batch = Batch((), [])
         self.size = 0
@@ -61,13 +75,11 @@ class JournalFile:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             lock(self._descriptor)
+            if os.write(self._descriptor, add_mac(b"", self._mac)) < _MAC_LINE_SIZE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         except OSError:
             self.close()
             raise
-
-    @property
-    def full(self) -> bool:
-        return len(self.batch.rows) >= ROWS or self.size >= SIZE
 
     def append(self, inserts: Inserts, row: Sequence[Any], line: bytes) -> bool:
         """Add the row as this line, for `write`; False when the file is full or holds rows of other statements."""
@@ -77,7 +89,7 @@ class JournalFile:
             text = header(inserts) + text
         elif batch.inserts != inserts:
             return False
-        if self.full:
+        if len(batch.rows) >= ROWS or self.size >= SIZE:
             return False
         batch.rows.append(row)
         self._unwritten.append(text)
@@ -86,13 +98,18 @@ class JournalFile:
 
     def write(self) -> list[Sequence[Any]]:
         """Write the rows added since the last time, all at once; return them when that fails."""
-        text, number, self._unwritten = b"".join(self._unwritten), len(self._unwritten), []
-        with contextlib.suppress(OSError):
-            if os.write(self._descriptor, text) == len(text):
-                return []
-        self.size -= len(text)
+        rows_text, number, self._unwritten = b"".join(self._unwritten), len(self._unwritten), []
+        text = add_mac(rows_text, mac := self._mac.copy())
         try:
-            os.ftruncate(self._descriptor, self.size)  # nothing may follow an incomplete line
+            if os.write(self._descriptor, text) == len(text):
+                self._mac = mac
+                self.size += len(text) - len(rows_text)
+                return []
+        except OSError as error:
+            log.debug("a row could not be journaled: %s", error)
+        self.size -= len(rows_text)
+        try:
+            os.ftruncate(self._descriptor, _MAC_LINE_SIZE + self.size)  # nothing may follow an incomplete line
         except OSError:
             self.size = SIZE
         rows = self.batch.rows
@@ -102,8 +119,9 @@ class JournalFile:
     def clear(self) -> None:
         """Empty the file, once all its rows are committed."""
         self.batch = Batch((), [])
+        self._mac = self._empty_mac
         try:
-            os.ftruncate(self._descriptor, 0)
+            os.ftruncate(self._descriptor, _MAC_LINE_SIZE)
         except OSError as error:
             log.warning("%s could not be truncated and is no longer used: %s", self.path, error)
             self._remove()  # else its rows would be replayed over later changes
@@ -126,13 +144,24 @@ def header(inserts: Inserts) -> bytes:
     return orjson.dumps([[insert.sql, insert.places] for insert in inserts]) + b"\n"
 
 
+def start_mac(path: Path, key: bytes) -> hashlib.blake2b:
+    """The MAC of an empty journal file, to be updated with each row. It contains the file's name."""
+    return hashlib.blake2b(os.fsencode(path.name) + b"\0", key=key, digest_size=16)
+
+
+def add_mac(text: bytes, mac: hashlib.blake2b) -> bytes:
+    """The text with the line that ends a write; updates the MAC."""
+    mac.update(text)
+    return b'%b"%b"\n' % (text, mac.hexdigest().encode())
+
+
 class Journal:
     """The journal files of one writer. Opened, truncated and closed under the file lock, where recovery also runs; the
-    event loop only appends."""
+    event loop only appends. `load_key` returns the key of the MACs."""
 
-    def __init__(self, database: Path) -> None:
-        self._name = f"{database.name}.promised-"
-        self._directory = database.parent.absolute()
+    def __init__(self, database: Path, load_key: Callable[[], bytes]) -> None:
+        self._database = database.absolute()
+        self._load_key = load_key
         self._owner = new_id()
         self._files: list[JournalFile] = []
         self._current: JournalFile | None = None
@@ -142,9 +171,9 @@ class Journal:
     def pending(self) -> bool:
         return self._current is not None and self._current.size > 0
 
-    @property
-    def full(self) -> bool:
-        return self._current is not None and self._current.full
+    def is_full(self) -> bool:
+        current = self._current
+        return current is not None and (len(current.batch.rows) >= ROWS or current.size >= SIZE)
 
     def append(self, inserts: Inserts, row: Sequence[Any]) -> bool:
         """Add the row, for `write`; False when it cannot be, so that the caller must write it."""
@@ -184,28 +213,73 @@ class Journal:
         self._requested = False
         try:
             for number in range(FILES):
-                self._files.append(JournalFile(self._directory / f"{self._name}{self._owner}-{number}"))
-        except OSError as error:
+                path = _path(self._database, f"{_NAME}{self._owner}-{number}")
+                self._files.append(JournalFile(path, self._load_key()))
+        except (GatewayError, OSError) as error:
             log.warning("rows are written one by one, since no journal can be opened: %s", error)
 
-    def recover(self) -> Iterator[Batch]:
+    def recover(self, from_before_macs: bool) -> Iterator[Batch]:
         """The rows that other processes have journaled and not committed. A file whose owner is dead is removed once
-        the consumer is done with it. A live owner keeps its file: a row may be written twice."""
-        for path in sorted(self._directory.glob(f"{glob.escape(self._name)}*"), key=_modification_time):
+        the consumer is done with it, or renamed if not all of it was written with this key, unless it may be
+        `from_before_macs` and has none. A live owner keeps its file: a row may be written twice."""
+        for path in sorted(_list(self._database, _NAME), key=_modification_time):
             if self._owner in path.name:
                 continue
             try:
-                with _open_for_recovery(path) as (owner_is_dead, batch):
-                    if batch.rows:
+                with path.open("rb") as file:
+                    owner_is_dead = try_lock(file)
+                    text = file.read(SIZE + 2 * LONGEST)
+                    verified, is_forged = _verify(path, text, self._load_key())
+                    if from_before_macs and not _MAC_LINE.search(text):
+                        verified, is_forged = text.rfind(b"\n") + 1, False
+                    if (batch := _read(text[:verified])).rows:
                         yield batch
                     if owner_is_dead:
-                        path.unlink(missing_ok=True)
+                        self._remove(path, is_forged, len(text) - verified)
             except OSError as error:
                 log.warning("the journal %s cannot be read: %s", path, error)
+
+    def _remove(self, path: Path, is_forged: bool, unverified: int) -> None:
+        if is_forged:
+            kept = path.rename(_path(self._database, f"{_UNVERIFIED_NAME}{new_id()}"))
+            log.error("%s is now %s: %s", path, kept.name, UNVERIFIED)
+            return
+        if unverified:
+            log.warning("%s: the last write was cut off; its calls were not answered, and are dropped", path)
+        path.unlink(missing_ok=True)
 
     def close(self) -> None:
         for file in self._files:
             file.close()
+
+
+UNVERIFIED = (
+    "this journal file was changed, or not written by this gateway, or by an older version after the upgrade; "
+    "its calls are not recorded. Look at it, then record them with `toolgate audit accept`, or delete it"
+)
+
+
+def list_unverified(database: Path) -> list[Path]:
+    """Journal files that failed the check."""
+    return _list(database, _UNVERIFIED_NAME)
+
+
+def accept_unverified(database: Path, key: bytes) -> None:
+    """Make journal files that failed the check ones that are replayed. Call it under the file lock."""
+    for path in list_unverified(database):
+        text = _MAC_LINE.sub(b"", path.read_bytes())
+        text = text[: text.rfind(b"\n") + 1]
+        accepted = _path(database, f"{_NAME}{new_id()}-0")
+        create_file(accepted, add_mac(text, start_mac(accepted, key)))
+        path.unlink()
+
+
+def _path(database: Path, name: str) -> Path:
+    return database.with_name(f"{database.name}.{name}")
+
+
+def _list(database: Path, name: str) -> list[Path]:
+    return sorted(database.parent.glob(f"{glob.escape(database.name)}.{name}*"))
 
 
 def _modification_time(path: Path) -> int:
@@ -216,21 +290,26 @@ def _modification_time(path: Path) -> int:
         return 0
 
 
-@contextlib.contextmanager
-def _open_for_recovery(path: Path) -> Iterator[tuple[bool, Batch]]:
-    """True if the owner of a journal file is dead, and its rows."""
-    with path.open("rb") as file:
-        yield try_lock(file), _read(file.read(SIZE + 2 * LONGEST))
+def _verify(path: Path, text: bytes, key: bytes) -> tuple[int, bool]:
+    """The size of what was written to a journal file with this key, and whether somebody else wrote to it. Rows without
+    a MAC at its end are a write that was cut off; without any MAC, the file is not one of ours."""
+    verified, mac = 0, start_mac(path, key)
+    for line in _MAC_LINE.finditer(text):
+        mac.update(text[verified : line.start()])
+        if not hmac.compare_digest(mac.hexdigest().encode(), line[1]):
+            return verified, True
+        verified = line.end()
+    return verified, not verified and bool(_read(text).rows)
 
 
 def _read(text: bytes) -> Batch:
     """The rows of a journal file. An incomplete line was never acknowledged; one that is not JSON was lost in a power
     failure."""
-    first, *rows = [_parse_list(line) for line in text.split(b"\n")[:-1]] or [[]]
-    inserts = [_parse_insert(item) for item in first]
+    rows = [row for row in map(_parse_list, text.split(b"\n")[:-1]) if row]
+    inserts = [_parse_insert(item) for item in rows[0]] if rows else []
     if not inserts or None in inserts:
         return Batch((), [])
-    return Batch(tuple(filter(None, inserts)), [row for row in rows if row])
+    return Batch(tuple(filter(None, inserts)), [*rows[1:]])
 
 
 def _parse_insert(item: Any) -> Insert | None:

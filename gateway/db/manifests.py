@@ -103,13 +103,13 @@ class Manifests:
         """Store the row as a branch; the head stays where it is."""
         await self._db.run(_insert(row))
 
-    async def move(self, chat: str, target: str | None, head: str | None, message: str | None = None) -> None:
+    async def set_head(self, chat: str, target: str | None, head: str | None, message: str | None = None) -> None:
         """Make another manifest the head. `Conflict` when the head is no longer the one given."""
         attach = Statement(_ATTACH, (target, chat, chat))
         await self._db.run(Statement(_MOVE, (target, message, chat, head), 1), *([] if message else [attach]))
 
-    async def intend(self, chat: str, target: str) -> None:
-        """Note that the files of a manifest are about to be written to disk; `move` clears the note."""
+    async def record_pending_restore(self, chat: str, target: str) -> None:
+        """Note that the files of a manifest are about to be written to disk; `set_head` clears the note."""
         await self._db.run(Statement("UPDATE chats SET materializing = ? WHERE id = ?", (target, chat), 1))
 
     async def store_message(self, chat: str, message: str, parent: str | None, manifest: str | None = None) -> None:
@@ -119,24 +119,24 @@ class Manifests:
     async def knows_message(self, chat: str, message: str) -> bool:
         return bool(await self._db.fetch("SELECT 1 FROM messages WHERE chat_id = ? AND id = ?", chat, message))
 
-    async def of_message(self, chat: str, message: str) -> str | None:
+    async def find_by_message(self, chat: str, message: str) -> str | None:
         """The manifest of a message, or of the nearest one above it that has one."""
         rows = await self._db.fetch(_NEAREST, chat, message, chat)
         return rows[0][0] if rows else None
 
-    async def messages(self, chat: str, first: str, last: str) -> dict[str, str]:
+    async def load_messages(self, chat: str, first: str, last: str) -> dict[str, str]:
         """Messages by their manifests, for manifests between two ids; of several messages, the latest."""
         sql = (
             "SELECT manifest_id, id FROM messages WHERE chat_id = ? AND manifest_id BETWEEN ? AND ? ORDER BY created_at"
         )
         return dict(await self._db.fetch(sql, chat, first, last))
 
-    async def tools(self, calls: Sequence[str]) -> dict[str, str]:
+    async def load_tool_names(self, calls: Sequence[str]) -> dict[str, str]:
         """The name of the tool of each of these calls that is recorded."""
         sql = f"SELECT id, tool_name FROM tool_calls WHERE id IN ({', '.join('?' * len(calls))})"  # noqa: S608
         return dict(await self._db.fetch(sql, *calls))
 
-    async def chain(self, manifest: str) -> Sequence[tuple[str, str]]:
+    async def load_chain(self, manifest: str) -> Sequence[tuple[str, str]]:
         """The patches that make a manifest, the whole one first: `(patch, meta_patch)` as JSON text."""
         rows = await self._db.fetch(_CHAIN, manifest)
         if not rows:
@@ -175,6 +175,27 @@ class Manifests:
             f"{_SELECT} WHERE chat_id = ? {where} ORDER BY id DESC LIMIT {limit}", chat, *values
         )
         return [ManifestRow(*row) for row in rows]
+
+    async def beside(self, chat: str, head: str | None, source: str) -> list[ManifestRow]:
+        """The versions of a source that were stored beside the head: on top of it, or by the call that made it.
+        Newest first."""
+        sql = (
+            f"{_SELECT} WHERE chat_id = ? AND source = ? AND (COALESCE(parent_id, '') = ? OR source_ref = "  # noqa: S608
+            "(SELECT source_ref FROM manifest_rows WHERE id = ?)) ORDER BY id DESC LIMIT 100"
+        )
+        return [ManifestRow(*row) for row in await self._db.fetch(sql, chat, source, head or "", head)]
+
+    async def unversioned_calls(self, chat: str, since: str, tools: Sequence[str]) -> list[tuple[str, str]]:
+        """The successful calls of these tools since a version that left no version of their own: `(id, tool)`, newest
+        first."""
+        sql = (
+            "SELECT id, tool_name FROM tool_calls WHERE chat_id = ? AND id > ? AND status = 'success' "  # noqa: S608
+            f"AND tool_id IN ({', '.join('?' * len(tools))}) "
+            "AND COALESCE(pre_manifest_id, '') = COALESCE(post_manifest_id, '') "
+            "AND NOT EXISTS (SELECT 1 FROM manifest_rows WHERE chat_id = ? AND source_ref = tool_calls.id) "
+            "ORDER BY id DESC LIMIT 3"
+        )
+        return [(row[0], row[1]) for row in await self._db.fetch(sql, chat, since, *tools, chat)]
 
     async def patches(self, chat: str) -> list[str]:
         """Every patch of the chat: together they name each blob that any of its manifests needs."""

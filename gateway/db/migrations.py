@@ -249,6 +249,12 @@ OAUTH_GRANTS: Migration = (
     "CREATE INDEX oauth_tokens_by_grant ON oauth_tokens (grant_id)",
 )
 
+_COUNT_CALL = """
+    INSERT INTO tool_usage VALUES (NEW.tool_id, 1, NEW.started_at)
+    ON CONFLICT (tool_id) DO UPDATE SET
+        call_count = call_count + 1, last_called_at = max(last_called_at, excluded.last_called_at);
+"""
+
 REST_BUNDLES: Migration = (
     # The id that a REST client gave the bundle; NULL where one is derived from the toolset's id and first date.
     "ALTER TABLE toolsets ADD COLUMN bundle_id TEXT",
@@ -276,13 +282,7 @@ REST_BUNDLES: Migration = (
     )
     """,
     "INSERT INTO tool_usage SELECT tool_id, count(*), max(started_at) FROM tool_calls GROUP BY tool_id",
-    """
-    CREATE TRIGGER count_call AFTER INSERT ON tool_calls WHEN NEW.category IS NOT NULL BEGIN
-        INSERT INTO tool_usage VALUES (NEW.tool_id, 1, NEW.started_at)
-        ON CONFLICT (tool_id) DO UPDATE SET
-            call_count = call_count + 1, last_called_at = max(last_called_at, excluded.last_called_at);
-    END
-    """,
+    f"CREATE TRIGGER count_call AFTER INSERT ON tool_calls WHEN NEW.category IS NOT NULL BEGIN {_COUNT_CALL} END",
 )
 
 _COUNT_USAGE = """
@@ -391,6 +391,19 @@ CALL_LOG: Migration = (
 # Tools of servers that a person turned off; builtins and tools of toolsets have their switch in their own rows.
 DISABLED_TOOLS: Migration = ("CREATE TABLE disabled_tools (tool_id TEXT PRIMARY KEY)",)
 
+# A request for a file or a view names a method (`workspace/read`). It is no call of the builtin whose rules it passes.
+_IS_CALL = "(NEW.category IS NULL OR instr(NEW.tool_name, '/') = 0 OR instr(NEW.tool_id, ':') > 0)"
+
+USAGE_WITHOUT_REQUESTS: Migration = (
+    *(f"DROP TRIGGER {name}" for name in ("count_call", "count_usage", "count_usage_at_end")),
+    f"""CREATE TRIGGER count_call AFTER INSERT ON tool_calls WHEN NEW.category IS NOT NULL AND {_IS_CALL}
+    BEGIN {_COUNT_CALL} END""",
+    f"""CREATE TRIGGER count_usage AFTER INSERT ON tool_calls WHEN NEW.finished_at IS NOT NULL AND {_IS_CALL}
+    BEGIN {_COUNT_USAGE} END""",
+    f"""CREATE TRIGGER count_usage_at_end AFTER UPDATE OF finished_at ON tool_calls
+    WHEN OLD.finished_at IS NULL AND NEW.finished_at IS NOT NULL AND {_IS_CALL} BEGIN {_COUNT_USAGE} END""",
+)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -409,6 +422,7 @@ MIGRATIONS: Sequence[Migration] = (
     APPROVAL_DETAILS,
     CALL_LOG,
     DISABLED_TOOLS,
+    USAGE_WITHOUT_REQUESTS,
 )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple
 
 from gateway.db import Database, Statement, bump_revision, load_revision, timestamp
 from gateway.errors import Conflict
+from gateway.value import Value
 
 SUBJECT = "sessions"
 
@@ -15,8 +16,7 @@ SUBJECT = "sessions"
 SESSIONS_LIMIT = 50
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRow:
+class SessionRow(Value):
     """A session without its cookie. It has the role and profile of its key, and ends with it. Times are ISO 8601."""
 
     id: str
@@ -31,8 +31,8 @@ class SessionRow:
     last_used_at: str | None = None
 
 
-_COLUMNS = ", ".join(field.name for field in fields(SessionRow))
-_ADD = f"INSERT INTO sessions ({_COLUMNS}) VALUES ({', '.join('?' * len(fields(SessionRow)))})"  # noqa: S608 - own names
+_COLUMNS = ", ".join(SessionRow.__annotations__)
+_ADD = f"INSERT INTO sessions ({_COLUMNS}) VALUES ({', '.join('?' * len(SessionRow.__annotations__))})"  # noqa: S608 - own names
 _LIVE = """SELECT s.id, s.digest, s.principal, k.role, k.profile, s.key_digest, s.browser,
     s.created_at, s.expires_at, s.last_used_at FROM sessions s JOIN api_keys k ON k.digest = s.key_digest
     WHERE s.expires_at > ? AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > ?)

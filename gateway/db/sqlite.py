@@ -19,7 +19,7 @@ from urllib.parse import quote
 import aiosqlite
 
 from gateway.db import Inserts, Row, Statement
-from gateway.db.call_log import KEY_FILE, CallLog
+from gateway.db.call_log import KEY_FILE, CallLog, EntryKey
 from gateway.db.journal import Batch, Journal, JournalFile
 from gateway.db.migrations import MIGRATIONS, Migration, pending
 from gateway.errors import Conflict, GatewayError, Invalid, Unavailable
@@ -50,6 +50,11 @@ _CONFLICTS = {
     sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
     sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY,
 }
+
+
+def lock_file(path: Path) -> Path:
+    """The file whose lock the processes that write a database hold."""
+    return path.with_name(f"{path.name}.gate")
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -104,7 +109,7 @@ def execute(connection: sqlite3.Connection, statement: Statement) -> list[Row]:
 
 def is_storage_failure(error: Exception) -> bool:
     """Return whether the disk or the file failed, rather than the statement."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _STORAGE_FAILURES
+    return isinstance(error, Unavailable) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _STORAGE_FAILURES
 
 
 def convert_error(error: Exception, doing: str) -> GatewayError:
@@ -137,11 +142,11 @@ Rows = list[list[Row]]
 BATCH_LIMIT = 256
 CHECKPOINT_AFTER = 2000  # transactions; up to 50 MB of WAL
 BYTES_PER_TRANSACTION = 16 * 1024  # bytes of journaled rows that lengthen the WAL as one transaction does
+CHANGES_PER_TRANSACTION = 10  # rows that lengthen it so, where one transaction changes many, as retention does
 IDLE_AFTER = 1.0  # seconds without work until a checkpoint, and until deferred rows are tried again
 LOG_LIMIT = 64 * 1024 * 1024
-SIGN_AFTER = (
-    10.0  # seconds between signatures of the call log while calls go on; it is signed when idle, and at the end
-)
+SIGN_AFTER = 10.0  # seconds between signatures of the call log while calls go on; also when idle, and at the end
+PAGES_LEFT = 200  # of the WAL, written while the rest was copied
 FLUSH_AFTER = 0.25  # seconds that a journaled row waits for others, unless something reads
 
 
@@ -172,13 +177,15 @@ class Writer:
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[WriteJob | None] = queue.SimpleQueue()
-        self._journal = Journal(path)
+        self._key = EntryKey(path.with_name(KEY_FILE))
+        self._journal = Journal(path, self._key.load_journal_key)
         self._appended: list[tuple[asyncio.Future[Rows], Inserts]] = []  # rows of this turn of the event loop
         self._timer_set = False  # a timer will flush the journal
         self._flushing: asyncio.Future[Rows] | None = None
         # Journal files the disk did not take; they are written before anything else.
         self._deferred: list[WriteJob] = []
         self._transactions_in_log = 0
+        self._checkpointing: threading.Thread | None = None
         self.failure: str | None = None
         self._signed_at = time.monotonic()
         self.opened: asyncio.Future[None] = self._loop.create_future()
@@ -223,7 +230,7 @@ class Writer:
                     future.set_result([])
 
     def _schedule_flush(self) -> None:
-        if self._journal.full:
+        if self._journal.is_full():
             self._flush()
         elif not self._timer_set:
             self._timer_set = True
@@ -265,18 +272,19 @@ class Writer:
     def _open(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_local(self._path.parent)
-        self._lock = FileLock(self._path.with_name(f"{self._path.name}.gate"))
+        self._lock = FileLock(lock_file(self._path))
         try:
             with self._lock:
                 _create_private(self._path)
                 self._connection = connect(self._path)
-                self._call_log = CallLog(self._connection, self._path.with_name(KEY_FILE))
+                self._call_log = CallLog(self._connection, self._key)
                 self._recover()
         except BaseException:
             self._lock.close()
             raise
 
     def _close(self) -> None:
+        self._finish_checkpoint()
         with self._lock, contextlib.suppress(sqlite3.Error):
             self._journal.close()
             self._sign_log()
@@ -289,10 +297,11 @@ class Writer:
                 job = self._jobs.get(timeout=IDLE_AFTER if self._transactions_in_log or self._deferred else None)
             except queue.Empty:
                 self._commit_deferred()
+                self._finish_checkpoint()
                 with self._lock:
                     self._recover()
                     self._sign_log()
-                    self._checkpoint()
+                    self._checkpoint(truncate=True)
                 continue
             if job is None:
                 self._commit_deferred()
@@ -317,15 +326,22 @@ class Writer:
         jobs = self._deferred + jobs
         self._transactions_in_log += sum(job.weight for job in jobs)
         with self._lock:
+            changes = self._connection.total_changes
             results = self._results(jobs)
+            if all(job.file is None for job in jobs):  # the journaled rows have their weight
+                self._transactions_in_log += (self._connection.total_changes - changes) // CHANGES_PER_TRANSACTION
             self._deferred = [job for job, result in zip(jobs, results, strict=True) if not _finish(job, result)]
             self._note_failure(next((str(each) for each in results if isinstance(each, GatewayError)), ""))
             self._journal.open()
             self._call_in_loop(_resolve_all, jobs, results)
             if time.monotonic() - self._signed_at >= SIGN_AFTER:
                 self._sign_log()
-            if self._transactions_in_log >= CHECKPOINT_AFTER:
-                self._checkpoint()
+            if self._checkpointing is not None:
+                if not self._checkpointing.is_alive():
+                    self._checkpointing = None
+                    self._checkpoint(truncate=False)  # what was written meanwhile, so that the WAL begins again
+            elif self._transactions_in_log >= CHECKPOINT_AFTER:
+                self._start_checkpoint()
 
     def _note_failure(self, reason: str) -> None:
         """Log once that journaled rows cannot be written, which is tried each second, and once that they are."""
@@ -358,9 +374,11 @@ class Writer:
         if connection.in_transaction:  # its rollback failed for lack of memory
             connection.rollback()
         with transaction(connection):
+            self._call_log.check_triggers()
             results = [[execute(connection, statement) for statement in statements] for statements in jobs]
             self._call_log.append_entries({row[0]: row for row in rows})
-            return results
+        self._call_log.write_head()
+        return results
 
     def _write_batch(self, batch: Batch) -> Rows | GatewayError:
         """Write all rows together; if one of them fails, row by row, and log that one."""
@@ -378,23 +396,32 @@ class Writer:
     def _recover(self) -> None:
         """Replay the journals of other processes."""
         try:
-            for batch in self._journal.recover():
+            for batch in self._journal.recover(self._key.is_from_before_head()):
+                batch.rows = [row for row in batch.rows if not self._call_log.is_superseded(row)]
                 failed = self._write_batch(batch)
                 if isinstance(failed, GatewayError):
                     raise failed
+            self._key.protect_head()
         except (GatewayError, OSError) as error:
-            log.warning(
-                "journals of other processes for %s could not be replayed and will be tried again: %s",
-                self._path,
-                error,
-            )
+            log.warning("journals for %s could not be replayed and will be tried again: %s", self._path, error)
 
-    def _checkpoint(self) -> None:
-        """Make a checkpoint, under the file lock; truncate a WAL that is too long, if no reader needs it."""
+    def _start_checkpoint(self) -> None:
+        """Copy a long WAL to the database in another thread: this one commits meanwhile, so that nobody waits."""
+        self._checkpointing = threading.Thread(target=_copy_wal, args=(self._path,), name="sqlite-checkpoint")
+        self._checkpointing.start()
+
+    def _finish_checkpoint(self) -> None:
+        if self._checkpointing is not None:
+            self._checkpointing.join()
+            self._checkpointing = None
+
+    def _checkpoint(self, truncate: bool) -> None:
+        """Make a checkpoint, under the file lock. If nobody waits, truncate a WAL that is too long and that no reader
+        needs: 100 MB take 0.2 s."""
         self._transactions_in_log = 0
         try:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-            if self._path.with_name(f"{self._path.name}-wal").stat().st_size > LOG_LIMIT:
+            if truncate and self._path.with_name(f"{self._path.name}-wal").stat().st_size > LOG_LIMIT:
                 self._set_busy_timeout(0)  # those that wait for the lock do not wait for a reader
                 try:
                     self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -409,7 +436,8 @@ class Writer:
         try:
             with transaction(self._connection):
                 self._call_log.sign()
-        except sqlite3.Error as error:
+            self._call_log.write_head()
+        except (GatewayError, sqlite3.Error) as error:
             log.warning("the call log in %s could not be signed and will be tried again: %s", self._path, error)
 
     def _set_busy_timeout(self, seconds: float) -> None:
@@ -418,6 +446,20 @@ class Writer:
     def _call_in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _copy_wal(path: Path) -> None:
+    try:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT)) as connection:
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA user_version").fetchall()  # before the first read, SQLite knows of no WAL
+            copied = 0
+            for _ in range(10):  # until few pages are left to the writer, for which all wait
+                before, [(_, _, copied)] = copied, connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                if copied - before <= PAGES_LEFT:
+                    return
+    except sqlite3.Error as error:
+        log.warning("the checkpoint of %s failed and will be tried again: %s", path, error)
 
 
 def _statements(job: WriteJob) -> Sequence[Statement]:

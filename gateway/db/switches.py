@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from gateway.db import Database, Row, Statement, bump_revision, load_revision, timestamp
 from gateway.errors import Conflict
 from gateway.tools import Tool
+from gateway.value import Value
 
 SUBJECT = "switches"
 
 
-@dataclass(frozen=True, slots=True)
-class CategoryRow:
+class CategoryRow(Value):
     """A person's changes to a category; None leaves it as settings have it. No limit on calls is 0."""
 
     id: str
@@ -34,7 +33,7 @@ class BuiltinState(NamedTuple):
     modified_at: str
 
 
-_CATEGORY_COLUMNS = [field.name for field in fields(CategoryRow)]
+_CATEGORY_COLUMNS = [*CategoryRow.__annotations__]
 _CATEGORIES = f"SELECT {', '.join(_CATEGORY_COLUMNS)} FROM categories ORDER BY id"  # noqa: S608 - own names
 _SET_CATEGORY = (
     f"INSERT INTO categories ({', '.join(_CATEGORY_COLUMNS)}) VALUES ({', '.join('?' * len(_CATEGORY_COLUMNS))}) "  # noqa: S608

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple
 from typing import Any
 
 from gateway.db import REVISION, Database, Row, Statement, bump_revision, load_revision
 from gateway.errors import Conflict
+from gateway.value import Value
 
 SUBJECT = "toolsets"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolsetRow:
+class ToolsetRow(Value):
     """One row of `toolsets`; `spec` is the JSON of everything in toolset.yaml that is no list of other rows."""
 
     id: str
@@ -33,8 +33,7 @@ class ToolsetRow:
     deleted_at: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FileRow:
+class FileRow(Value):
     toolset_id: str
     path: str
     kind: str
@@ -44,8 +43,7 @@ class FileRow:
     executable: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ToolRow:
+class ToolRow(Value):
     """One row of `tools`; `missing` says why the tool is no longer there, `described` what its code said."""
 
     tool_id: str
@@ -65,8 +63,7 @@ class ToolRow:
     modified_at: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OverrideRow:
+class OverrideRow(Value):
     """One row of `tool_overrides`; without `spec` it only repeats a tool's own renderer."""
 
     id: str
@@ -82,8 +79,7 @@ class OverrideRow:
     spec: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ServerRow:
+class ServerRow(Value):
     id: str
     toolset_id: str
     server_type: str
@@ -100,8 +96,7 @@ class ServerRow:
     spec: str
 
 
-@dataclass(frozen=True, slots=True)
-class UserOverrideRow:
+class UserOverrideRow(Value):
     """Changes a person made to a tool; None leaves it as the toolset has it."""
 
     toolset_id: str
@@ -114,8 +109,7 @@ class UserOverrideRow:
     enabled: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConsentRow:
+class ConsentRow(Value):
     """A person's consent to one server of a toolset, as it was when it had this digest."""
 
     toolset_id: str
@@ -125,8 +119,7 @@ class ConsentRow:
     agreed_at: str
 
 
-@dataclass(frozen=True, slots=True)
-class StoredToolset:
+class StoredToolset(Value):
     """Everything the database holds of one toolset, of one moment."""
 
     toolset: ToolsetRow
@@ -140,7 +133,7 @@ class StoredToolset:
 
 # The columns of each kind of row, and which of them are switches.
 _COLUMNS: dict[type[Any], dict[str, bool]] = {
-    kind: {field.name: str(field.type).startswith("bool") for field in fields(kind)}
+    kind: {name: annotation.startswith("bool") for name, annotation in kind.__annotations__.items()}
     for kind in (ToolsetRow, FileRow, ToolRow, OverrideRow, ServerRow, UserOverrideRow, ConsentRow)
 }
 
@@ -251,6 +244,15 @@ class Toolsets:
         """The number of calls of each tool that was called, builtins included, and when the last one began."""
         rows = await self._db.fetch("SELECT tool_id, call_count, last_called_at FROM tool_usage")
         return {tool_id: (count, last) for tool_id, count, last in rows}
+
+    async def recency(self) -> dict[str, tuple[str, str]]:
+        """Return when each tool was changed, as far as it is stored here, and called last; empty if never."""
+        both = (
+            "SELECT tool_id, modified_at, '' AS called_at FROM tools "
+            "UNION ALL SELECT tool_id, '', last_called_at FROM tool_usage"
+        )
+        sql = f"SELECT tool_id, max(modified_at), max(called_at) FROM ({both}) GROUP BY tool_id"  # noqa: S608
+        return {tool_id: (modified, called) for tool_id, modified, called in await self._db.fetch(sql)}
 
     async def agree(self, rows: Sequence[ConsentRow]) -> None:
         """Store consents, each in place of the one before. What is remembered of a server of that name is forgotten,

@@ -1,4 +1,4 @@
-"""Servers added by hand, and what any server said when it last answered."""
+"""Servers added by hand, and the last listing of any server."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 from gateway.calls import to_json
 from gateway.db import REVISION, Database, Row, Statement, bump_revision, load_revision, timestamp
 from gateway.errors import Conflict, Invalid, NotFound
-from gateway.secrets import KNOWN, OPTION, has_token_shape, is_literal, is_secret
+from gateway.literal_secrets import LiteralSecrets, is_secret_value
+from gateway.secrets import KNOWN, is_literal
+from gateway.value import Value
 
 SUBJECT = "upstreams"
 SETTINGS_LIMIT = 64 * 1024
-# Bytes of one remembered list of definitions.
+# Bytes of one stored list of definitions.
 LIST_LIMIT = 4 * 1024 * 1024
 ERROR_LIMIT = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamRow:
+class UpstreamRow(Value):
     """A server added by hand: `settings` is what `mcpServers` would say of it, secrets as `${VAR}`."""
 
     name: str
@@ -33,8 +32,7 @@ class UpstreamRow:
     updated_at: str
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class LastListing(Value):
     """The last listing of a server; None for a part it never sent. `error` is the reason why it does not answer,
     `error_at` since when; None while it does."""
 
@@ -53,11 +51,11 @@ _BUMP = bump_revision(SUBJECT)
 _RESTART = "restart:"
 _SELECT = "SELECT name, settings, enabled, created_at, updated_at FROM upstreams"
 _ADD = "INSERT INTO upstreams (name, settings, enabled, created_at, updated_at) VALUES (?, ?, ?, ?, ?)"
-_RECALL = (
+_SELECT_LISTING = (
     "SELECT server, era, tools, prompts, templates, instructions, seen_at, error, error_at FROM upstream_memory "
     "WHERE server = ?"
 )
-_REMEMBER = """
+_SAVE_LISTING = """
     INSERT INTO upstream_memory (server, era, tools, prompts, templates, instructions, seen_at)
     VALUES (?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (server) DO UPDATE SET
@@ -76,7 +74,7 @@ _FAILED = (
 
 
 class Upstreams:
-    """The servers of one database. A change of the settings makes the revision grow; what is remembered does not."""
+    """The servers of one database. A change of the settings makes the revision grow; what they listed does not."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -115,9 +113,9 @@ class Upstreams:
         )
 
     async def remove(self, name: str) -> None:
-        """Remove a server and all that is remembered of it."""
-        forgotten = Statement("DELETE FROM upstream_memory WHERE server = ?", (name,))
-        await self._touch(name, "DELETE FROM upstreams WHERE name = ?", also=forgotten)
+        """Remove a server and its stored listing."""
+        listing = Statement("DELETE FROM upstream_memory WHERE server = ?", (name,))
+        await self._touch(name, "DELETE FROM upstreams WHERE name = ?", also=listing)
 
     async def request_restart(self, name: str) -> None:
         """Have every gateway that runs restart a server, wherever it was set up."""
@@ -128,12 +126,12 @@ class Upstreams:
         rows = await self._db.fetch("SELECT subject, revision FROM revisions WHERE subject LIKE ?", f"{_RESTART}%")
         return {str(subject).removeprefix(_RESTART): int(revision) for subject, revision in rows}
 
-    async def recall(self, server: str) -> Memory:
+    async def load_listing(self, server: str) -> LastListing:
         """The stored listing of a server; an empty one when there is none."""
-        rows = await self._db.fetch(_RECALL, server)
-        return _memory(rows[0]) if rows else Memory(server)
+        rows = await self._db.fetch(_SELECT_LISTING, server)
+        return _listing(rows[0]) if rows else LastListing(server)
 
-    async def remember(
+    async def save_listing(
         self,
         server: str,
         *,
@@ -143,14 +141,14 @@ class Upstreams:
         templates: Sequence[Any] | None = None,
         instructions: str | None = None,
     ) -> None:
-        """Note that a server answered, and what it said; None leaves what it said before, an empty text takes
+        """Note that a server answered, and what it listed; None leaves what is stored, an empty text takes
         instructions back. Refused when a list is too large to keep."""
         lists = [_encode(server, *each) for each in (("tools", tools), ("prompts", prompts), ("templates", templates))]
         text = None if instructions is None else _encode(server, "instructions", instructions)
-        await self._db.run(Statement(_REMEMBER, (server, era, *lists, text, timestamp(time.time()))))
+        await self._db.run(Statement(_SAVE_LISTING, (server, era, *lists, text, timestamp(time.time()))))
 
     async def record_failure(self, server: str, error: str) -> None:
-        """Note why a server does not answer; what it said before stays."""
+        """Note why a server does not answer; its listing stays."""
         error = KNOWN.mask(error)
         shown = error if len(error) <= ERROR_LIMIT else f"{error[:ERROR_LIMIT]}…"
         clean = shown.encode("utf-8", "replace").decode().replace("\x00", " ")
@@ -186,27 +184,22 @@ def _literals(settings: Mapping[str, Any]) -> Iterator[str]:
     """The places of literal secrets."""
     for key in ("env", "headers"):
         for name, value in (settings.get(key) or {}).items():
-            if is_literal(str(value)) and (is_secret(name) or has_token_shape(str(value))):
+            if is_literal(str(value)) and is_secret_value(name, str(value)):
                 yield f"{key}.{name}"
-    url = urlsplit(str(settings.get("url") or ""))
-    if url.password and is_literal(url.password):
-        yield "url.password"
-    for name, value in parse_qsl(url.query):
-        if is_literal(value) and (is_secret(name) or has_token_shape(str(value))):
-            yield f"url.{name}"
-    yield from _literal_arguments(settings.get("args") or ())
+    places = list[str]()
+    group = "url"
 
+    def note(value: str, name: str) -> str:
+        if is_literal(value):
+            places.append(f"{group}.{'token' if name == 'argument' else name}")
+        return value
 
-def _literal_arguments(arguments: Sequence[Any]) -> Iterator[str]:
-    """`--token=abc`, `--token abc`, and whatever has the shape of a well-known token."""
-    awaited: str | None = None
-    for argument in map(str, arguments):
-        option = OPTION.fullmatch(argument)
-        name = option["name"] if option and is_secret(option["name"]) else None
-        value = option["value"] if option else argument if awaited else None
-        if (value and (name or awaited) and is_literal(value)) or has_token_shape(argument):
-            yield f"args.{name or awaited or 'token'}"
-        awaited = name if option and not option["value"] else None
+    secrets = LiteralSecrets(note)
+    secrets.mask_url(str(settings.get("url") or ""))
+    group = "args"
+    for _ in secrets.mask_arguments(map(str, settings.get("args") or ())):
+        pass
+    yield from places
 
 
 def _encode(server: str, what: str, value: Any) -> str | None:
@@ -217,7 +210,7 @@ def _encode(server: str, what: str, value: Any) -> str | None:
     except Invalid:  # lone surrogates, which servers can send; escaped they do no harm
         text = json.dumps(value)
     if len(text) > LIST_LIMIT:
-        raise Invalid(f"{server!r} lists more {what} than are remembered ({LIST_LIMIT} bytes)", code="TOO_LARGE")
+        raise Invalid(f"{server!r} lists more {what} than are stored ({LIST_LIMIT} bytes)", code="TOO_LARGE")
     return text
 
 
@@ -226,10 +219,10 @@ def _row(row: Row) -> UpstreamRow:
     return UpstreamRow(name, json.loads(settings), bool(enabled), created_at, updated_at)
 
 
-def _memory(row: Row) -> Memory:
+def _listing(row: Row) -> LastListing:
     server, era, *texts, seen_at, error, error_at = row
     tools, prompts, templates, instructions = (None if text is None else json.loads(text) for text in texts)
-    return Memory(server, era, tools, prompts, templates, instructions or None, seen_at, error, error_at)
+    return LastListing(server, era, tools, prompts, templates, instructions or None, seen_at, error, error_at)
 
 
 def _not_found(name: str) -> NotFound:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from gateway.db import Database, Statement
+from gateway.value import Value
 
 Dimension = Literal["day", "tool", "server", "principal"]
 
@@ -29,8 +29,7 @@ _SUMS = (
 _REMOVE = Statement("DELETE FROM call_usage WHERE day < ?")
 
 
-@dataclass(frozen=True, slots=True)
-class UsageRow:
+class UsageRow(Value):
     """Counts of calls. What they are not grouped by is None. Bytes are those of arguments and results."""
 
     day: str | None

@@ -74,6 +74,11 @@ def find_entry(catalog: Catalog, name: str) -> CatalogEntry | None:
     return entry
 
 
+def is_caller(catalog: Catalog, name: str) -> bool:
+    """Return whether a name of `CALLERS` calls other tools here; else no tool has it."""
+    return catalog.lists.mode != "full" and not catalog.denies(name)
+
+
 def redirect(
     catalog: Catalog, caller: str, given: Mapping[str, Any]
 ) -> tuple[str, Mapping[str, Any], GatewayError | None]:
@@ -121,15 +126,14 @@ def shorten(tool: dict[str, Any], catalog: Catalog) -> dict[str, Any]:
 def short_list(catalog: Catalog) -> list[dict[str, Any]]:
     """Return the list of a catalog in search or code mode: the tools of discovery, then those with a view of their own
     and those that are pinned."""
-    programs = {} if catalog.lists.mode == "code" else {RUN_NAME: None}
-    own = [mcp_tool(name, entry.tool) for name, entry in catalog.discovery.items() if name not in programs]
+    own = [mcp_tool(entry.name, entry.tool) for entry in catalog.offered_discovery]
     for tool in own:
         if tool["name"] == SEARCH_NAME:
             tool["description"] = _describe_servers(tool["description"], catalog)
         elif tool["name"] == RUN_NAME:
             tool["annotations"] = _annotations(2, catalog)
     needed = {caller_of_tool(entry.tool) for entry in catalog.for_models}
-    callers = [_caller_shape(name, catalog) for name in CALLERS if name in needed]
+    callers = [_caller_shape(name, catalog) for name in CALLERS if name in needed and not catalog.denies(name)]
     kept = [entry for entry in catalog if _stays(entry, catalog.lists.pinned)]
     kept.sort(key=lambda entry: (entry.rank, entry.name))
     return [*own, *callers, *(shorten(mcp_tool(entry.name, entry.tool), catalog) for entry in kept)]

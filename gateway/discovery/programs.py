@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -24,6 +24,7 @@ from gateway.sandbox.monty import MODULES, FinishedCode, FunctionFailed, Monty
 from gateway.sources.builtin.decorator import LONGEST_RESULT
 from gateway.sources.steps import NOBODY, CallStep, InnerCalls, check_depth, make_inner_call
 from gateway.tools import Permission, Tool
+from gateway.value import Value
 
 # Programs that run or wait for a person, in all and of one principal.
 PROGRAMS = 32
@@ -73,8 +74,7 @@ Modules: {", ".join(MODULES)}. There are no files, packages or network but throu
 )
 
 
-@dataclass(frozen=True)
-class _ProgramRequest:
+class _ProgramRequest(Value):
     """A call of `run_tools`, and what its caller may call."""
 
     call: Call

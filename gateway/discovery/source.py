@@ -95,7 +95,7 @@ class DiscoverySource:
         query, limit = call.arguments["query"], int(call.arguments.get("limit", _RESULTS))
         found = await self._search.find(whole, query, limit, catalog)
         programs = catalog.lists.mode == "code"
-        lines = [summarize(entry, programs) for entry in found if not entry.tool.app_only]
+        lines = [summarize(entry, programs) for _, entry in found if not entry.tool.app_only]
         return _answer(lines, len(catalog.for_models))
 
     async def close(self) -> None:

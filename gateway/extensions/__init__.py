@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import anyio
 
@@ -16,6 +16,7 @@ from gateway.calls import Call, Outcome, Proceed
 from gateway.config import ExtensionPriority as ExtensionPriority
 from gateway.config import ExtensionSettings
 from gateway.errors import GatewayError, Invalid, Unavailable
+from gateway.extensions.guard import ExtensionGuard
 from gateway.names import did_you_mean
 from gateway.tools import Hides, Tool
 
@@ -27,7 +28,12 @@ ENTRY_POINTS = "toolgate.extensions"
 # Calls before and after the tool. What is returned may be awaitable, for a call that has to wait.
 Before = Callable[[Call], Any]
 After = Callable[[Call, Outcome], Any]
-Around = Callable[[Call, Proceed], Awaitable[Outcome]]
+
+
+class AroundCall(Protocol):
+    """Called around the rest of a call."""
+
+    def __call__(self, call: Call, proceed: Proceed) -> Awaitable[Outcome]: ...
 
 
 class Extension:
@@ -39,12 +45,14 @@ class Extension:
 
     A *gate* that fails in any way denies the call. An *observer* that fails is logged and skipped: it can neither stop
     a call nor lose its outcome. `proceed` does not raise: a refusal is returned as an outcome, so that every extension
-    sees every outcome.
+    sees every outcome. One that raises `SystemExit`, or waits longer than `wait_timeout`, has failed.
     """
 
     mode: ClassVar[Literal["gate", "observer"]] = "gate"
     # The place of a custom extension, 11 to 99, unless the settings name another.
     priority: int = ExtensionPriority.NORMAL
+    # Seconds a custom extension may wait before or after a call; `limits.timeout` unless it names others.
+    wait_timeout: float | None = None
     # True for a gate whose `call_tool` also expects a `proceed` that raises. Not inherited.
     passes_errors: ClassVar[bool] = False
 
@@ -99,7 +107,7 @@ class PlanStep(NamedTuple):
     name: str
     custom: str | None
     gate: bool
-    around: Around | None
+    around: AroundCall | None
     passes_errors: bool
     before: Before | None
     after: After | None
@@ -108,17 +116,25 @@ class PlanStep(NamedTuple):
     @classmethod
     def of(cls, extension: Extension) -> PlanStep:
         kind = type(extension)
-        return cls(
+        ours = kind.__module__.split(".")[0] == __name__.split(".")[0]
+        step = cls(
             kind.__name__,
-            None
-            if kind.__module__.split(".")[0] == __name__.split(".")[0]
-            else f"{kind.__module__}:{kind.__qualname__}",
+            None if ours else f"{kind.__module__}:{kind.__qualname__}",
             extension.mode == "gate",
             None if kind.call_tool is Extension.call_tool else extension.call_tool,
             vars(kind).get("passes_errors", False),
             None if kind.before_execute is Extension.before_execute else extension.before_execute,
             None if kind.after_execute is Extension.after_execute else extension.after_execute,
             None if kind.on_cancel is Extension.on_cancel else extension.on_cancel,
+        )
+        return step if ours else step._guard(ExtensionGuard(kind.__name__, extension.wait_timeout))
+
+    def _guard(self, guard: ExtensionGuard) -> PlanStep:
+        return self._replace(
+            before=self.before and guard.guard(self.before),
+            after=self.after and guard.guard(self.after),
+            around=self.around and guard.guard_around(self.around),
+            on_cancel=self.on_cancel and guard.guard(self.on_cancel),
         )
 
     @property
@@ -136,7 +152,7 @@ def plan(extensions: Sequence[Extension], tool: Tool) -> list[PlanStep]:
     for extension in extensions:
         try:
             concerned = extension.applies_to(tool)
-        except Exception:
+        except (Exception, SystemExit):
             log.exception("%s cannot tell whether it applies to %s, so it does", type(extension).__name__, tool.id)
             concerned = True
         if concerned:
@@ -160,61 +176,85 @@ def build(steps: Sequence[PlanStep], run: Proceed) -> Proceed:
         if group or (raises and not step.passes_errors):
             proceed, group = _pass_steps(group, proceed, inner), []
         raises, inner = step.gate, None if step.passes_errors else step
-        proceed = partial(_enter, step.around, proceed) if raises else _observe(step.name, step.around, proceed)
+        proceed = partial(step.around, proceed=proceed) if raises else _observe(step.name, step.around, proceed)
     return _pass_steps(group, proceed, inner) if group or raises else proceed
 
 
-def _enter(around: Around, proceed: Proceed, call: Call) -> Awaitable[Outcome]:
-    return around(call, proceed)
-
-
 def _pass_steps(steps: Sequence[PlanStep], proceed: Proceed, inner: PlanStep | None) -> Proceed:
-    halves = [(step, step.before, bool(step.after or step.on_cancel)) for step in steps]
+    befores = [step.before for step in steps if step.before is not None]
+    afters = [(place, step.after) for place, step in enumerate(steps) if step.after is not None][::-1]
 
     async def call_tool(call: Call) -> Outcome:
         outcome: Outcome | None = None
-        passed: list[tuple[PlanStep, Call]] = []  # with the call as each has seen it
+        changes: list[tuple[int, Call]] = []  # the call as it was before a step changed it, and the place of that step
+        skipped: set[int] = set()  # the places of observers that failed
+        end = len(steps)  # the steps from this place on need not hear how the call ends
+        waiting = iter(befores)
         try:
-            for step, before, ends in halves:
-                given = call
-                if before is not None:
-                    try:
+            while True:
+                try:
+                    for before in waiting:
                         changed = before(call)
                         if changed is not None:
-                            call = (changed if isinstance(changed, Call) else await changed) or call
-                    except Exception as error:
-                        outcome = _handle(error, call, step)
-                        if outcome is not None:
-                            break
-                        continue
-                if ends:
-                    passed.append((step, given))
+                            given, call = call, (changed if isinstance(changed, Call) else await changed) or call
+                            if call is not given:
+                                changes.append((_place(steps, before), given))
+                    break
+                except Exception as error:
+                    place = _place(steps, before)
+                    outcome = _handle(error, call, steps[place])
+                    if outcome is not None:
+                        end = place
+                        break
+                    skipped.add(place)
+                except asyncio.CancelledError:
+                    end = _place(steps, before)
+                    raise
             if outcome is None:
                 try:
                     outcome = await proceed(call)
                 except Exception as error:
                     outcome = _refuse(error, call, inner)
-            while passed:
-                step, given = passed.pop()
-                if step.after is not None:
-                    try:
-                        result = step.after(given, outcome)
-                        if result is not None and not isinstance(result, Outcome):
-                            result = await result
-                    except Exception as error:
-                        result = _handle(error, given, step)
-                    if isinstance(result, Outcome):
-                        outcome = result
+            parts = afters
+            if skipped or end < len(steps):
+                parts = [(place, after) for place, after in afters if place < end and place not in skipped]
+            for place, after in parts:
+                given = _as_seen(changes, place, call) if changes else call
+                try:
+                    result = after(given, outcome)
+                    if result is None or result is outcome:
+                        continue
+                    if not isinstance(result, Outcome):
+                        end = place
+                        result = await result
+                except Exception as error:
+                    result = _handle(error, given, steps[place])
+                if isinstance(result, Outcome):
+                    outcome = result
             return outcome
         except asyncio.CancelledError:
-            # Tasks of their own, which end even if the call is cancelled once more.
-            ending = [asyncio.ensure_future(_cancel(step, given)) for step, given in reversed(passed)]
-            if ending:
-                with anyio.CancelScope(shield=True):
-                    await asyncio.wait(ending)
+            passed = [place for place in range(end) if place not in skipped]
+            await _cancel_all([(steps[place], _as_seen(changes, place, call)) for place in reversed(passed)])
             raise
 
     return call_tool
+
+
+def _place(steps: Sequence[PlanStep], before: Before) -> int:
+    return next(place for place, step in enumerate(steps) if step.before is before)
+
+
+def _as_seen(changes: Sequence[tuple[int, Call]], place: int, call: Call) -> Call:
+    """Return the call as the step at this place was given it."""
+    return next((given for changed_at, given in changes if changed_at >= place), call)
+
+
+async def _cancel_all(steps: Sequence[tuple[PlanStep, Call]]) -> None:
+    # Tasks of their own, which end even if the call is cancelled once more.
+    ending = [asyncio.ensure_future(_cancel(step, given)) for step, given in steps if step.on_cancel is not None]
+    if ending:
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait(ending)
 
 
 async def _cancel(step: PlanStep, call: Call) -> None:
@@ -249,7 +289,7 @@ def _refuse(error: Exception, call: Call, step: PlanStep | None) -> Outcome:
     return Outcome(error=denial)
 
 
-def _observe(name: str, around: Around, proceed: Proceed) -> Proceed:
+def _observe(name: str, around: AroundCall, proceed: Proceed) -> Proceed:
     async def call_tool(call: Call) -> Outcome:
         outcome: Outcome | None = None
 
@@ -267,25 +307,31 @@ def _observe(name: str, around: Around, proceed: Proceed) -> Proceed:
     return call_tool
 
 
-def load_extension(settings: ExtensionSettings) -> Extension:
+def load_extension(settings: ExtensionSettings, wait_timeout: float | None = None) -> Extension:
     """Import an operator's extension, named `module:Class` or by its entry point, and create it with its options."""
     module, _, name = settings.use.partition(":")
     try:
         make = getattr(importlib.import_module(module), name) if name else _load_entry_point(module)
         extension = make(**settings.options)
     except (ImportError, AttributeError, TypeError) as error:
-        raise Invalid(f"extension {settings.use!r} cannot be loaded: {error}", code="INVALID_CONFIG") from error
-    return place_extension(extension, settings.use, settings.priority)
+        message = f"extension {settings.use!r} cannot be loaded: {error}"
+        raise Invalid(message, code="INVALID_CONFIG", extension=settings.use) from error
+    return place_extension(extension, settings.use, settings.priority, wait_timeout)
 
 
-def place_extension(extension: Any, name: str, priority: int | None = None) -> Extension:
-    """Return a custom extension with its priority; refused when it is none, or would stand outside the record."""
+def place_extension(
+    extension: Any, name: str, priority: int | None = None, wait_timeout: float | None = None
+) -> Extension:
+    """Return a custom extension with its priority and how long it may wait; refused when it is none, or would stand
+    outside the record."""
     if not isinstance(extension, Extension):
         raise Invalid(f"extension {name!r} is not a gateway.extensions.Extension", code="INVALID_CONFIG")
     if priority is not None:
         extension.priority = priority
     if not ExtensionPriority.HIGHEST <= extension.priority <= ExtensionPriority.LOWEST:
         raise Invalid(f"extension {name!r} has the priority {extension.priority}; use 11 to 99", code="INVALID_CONFIG")
+    if extension.wait_timeout is None:
+        extension.wait_timeout = wait_timeout
     return extension
 
 

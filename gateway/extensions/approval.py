@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from gateway.approval.arguments import (
@@ -21,6 +22,8 @@ from gateway.config.settings import ApprovalRule
 from gateway.errors import Forbidden
 from gateway.extensions import Extension
 from gateway.tools import READ_RESOURCE, Hides, Tool
+from gateway.value import Value
+from gateway.workspace.protected import ProtectedReason
 
 Mode = Literal["never", "unsafe_only", "always"]
 
@@ -29,6 +32,9 @@ IsRemembered = Callable[[Question], Awaitable[bool]]
 
 # True if a chat works in a person's own folder.
 IsAttached = Callable[[str], bool]
+
+# The person's own folder that a chat works in, if any.
+FindFolder = Callable[[str], Path | None]
 
 # Number of tools whose policy is cached, and of paths per set of rules that may hide them.
 TOOL_CACHE = 10_000
@@ -47,12 +53,11 @@ class Preview(Protocol):
         ...
 
     async def find_protected_inside(self, call: Call, paths: Sequence[str]) -> Sequence[str]:
-        """Return the protected files in those of these paths that are directories."""
+        """Return the protected files in those of these paths that are directories, and the paths that are hooks."""
         ...
 
 
-@dataclass(frozen=True)
-class _ConsentRequest:
+class _ConsentRequest(Value):
     """The reason to ask a person, the key under which the answer is remembered, and where it may be given."""
 
     reason: str
@@ -61,8 +66,7 @@ class _ConsentRequest:
     remember: bool = True
 
 
-@dataclass(frozen=True)
-class _ToolPolicy:
+class _ToolPolicy(Value):
     """All that is known of a tool before it is called."""
 
     tool: Tool
@@ -94,6 +98,7 @@ class Approval(Extension):
         is_remembered: IsRemembered | None = None,
         preview: Preview | None = None,
         is_attached: IsAttached | None = None,
+        find_folder: FindFolder = lambda _chat: None,
     ) -> None:
         self._mode = mode
         self._rules = [Rule(settings, number) for number, settings in enumerate(rules, 1)]
@@ -101,6 +106,7 @@ class Approval(Extension):
         self._is_remembered = is_remembered
         self._preview = preview
         self._is_attached = is_attached
+        self._find_folder = find_folder
         self._policies: dict[str, _ToolPolicy] = {}
         self._hides: dict[frozenset[tuple[Rule, ...]], Hides] = {}
 
@@ -188,7 +194,9 @@ class Approval(Extension):
             return _build_request(reason, rule.grounds, out_of_band, settings.remember)
         if self._mode == "never" or call.confirmed or not call.target.is_tool:
             return True
-        own_reason = await _own_reason(call)
+        own_reason = await _own_reason(call, policy.rules)
+        if isinstance(own_reason, ProtectedReason):
+            return _build_request(own_reason, "obeyed: tool", policy.out_of_band, remember=False)
         if own_reason is not None:
             return _build_request(own_reason, "tool", policy.out_of_band)
         if self._mode == "always":
@@ -200,21 +208,30 @@ class Approval(Extension):
         if not call.target.is_tool:
             raise _cannot_ask_error(call, request.reason)
         question = build_question(
-            call, request.reason, request.grounds, route=request.route, changes=changes, remember=request.remember
+            call,
+            request.reason,
+            request.grounds,
+            route=request.route,
+            changes=changes,
+            remember=request.remember,
+            folder=self._find_folder(call.chat),
         )
         if _has_consent(call, question):
             return
         if request.remember and self._is_remembered is not None and await self._is_remembered(question):
             return
-        raise ConsentNeeded(question)
+        raise ConsentNeeded(question, by_program=call.caller.surface == "library")
 
 
-async def _own_reason(call: Call) -> str | None:
-    """Return why the tool itself asks, None if it does not."""
-    rule = call.target.requires_confirmation
-    if callable(rule):
-        return await rule(call)
-    return f"{call.target.id} always asks first" if rule else None
+async def _own_reason(call: Call, rules: Sequence[Rule]) -> str | None:
+    """Return why the tool itself asks where none of its `rules` decides, None if it does not."""
+    needed = call.target.requires_confirmation
+    if callable(needed):
+        return await needed(call)
+    if not needed:
+        return None
+    is_spared = any(rule.settings.then == "allow" for rule in rules)
+    return f"{call.target.id} {'asks first unless a rule allows the call' if is_spared else 'always asks first'}"
 
 
 # The grounds are stored with each approval and are the keys of remembered answers: their text must not change.

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Protocol
 
 from gateway.calls import Call, Outcome
@@ -59,7 +58,7 @@ class Audit(Extension):
         self._running_records = TaskSet()
 
     def before_execute(self, call: Call) -> None:
-        self._timer.add(call.id, partial(self._note_running, call))
+        self._timer.add(call.id, self._note_running, call)
 
     def after_execute(self, call: Call, outcome: Outcome) -> Awaitable[object] | None:
         self._timer.remove(call.id)
@@ -71,6 +70,11 @@ class Audit(Extension):
 
     def on_cancel(self, call: Call) -> Awaitable[object] | None:
         return self.after_execute(call, Outcome(error=Cancelled("the caller cancelled the call")))
+
+    async def record_now(self, call_id: str) -> None:
+        """Record a call that has just begun, for somebody who knows its id already."""
+        if (begun := self._timer.take(call_id)) is not None:
+            await self._record_running(*begun)
 
     def _note_running(self, call: Call) -> None:
         self._running_records.start(self._record_running(call))

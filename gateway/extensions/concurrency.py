@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Literal
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from typing import Any, Literal
 
-from gateway.calls import Call, Outcome, Proceed, Progress, no_progress
+from gateway.calls import ANSWER_SECONDS, Call, Outcome, Proceed, Progress, no_progress
 from gateway.errors import Cancelled, Timeout, Unavailable
 from gateway.extensions import Extension
 from gateway.tasks import CallScope, SharedTimer
@@ -24,7 +26,8 @@ CANCEL_SECONDS = 2.0
 
 class Concurrency(Extension):
     """Gives each call a slot and a deadline. Slots are counted per owner of tools, so that a slow upstream uses up only
-    its own. Each progress report of the tool puts the deadline off, until the call has run for `total` seconds.
+    its own. Each progress report of the tool puts the deadline off, until the call has run for `total` seconds, and
+    while an upstream's question waits for its answer, `ANSWER_SECONDS` at most, the deadline stands still.
 
     A tool of steps takes no slot, since its steps take their own, and has `total` seconds unless it declares a timeout:
     a step may wait for a person."""
@@ -37,28 +40,41 @@ class Concurrency(Extension):
         self._total = total
         self._slots: dict[str | None, _Slots] = {}
         self._timers: dict[float, SharedTimer] = {}
+        self._answers = SharedTimer(ANSWER_SECONDS)
         self._runs: dict[str, _Run] = {}  # by the id of their call
         self.stopping = False
+        self._stopped = asyncio.Event()
         self._empty: asyncio.Event | None = None
 
     async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
-        self._refuse_when_stopping()
+        if self.stopping:
+            raise _stopping_error()
         tool = call.target
         if tool.kind == "steps":
             limit, slots = tool.timeout or self._total, None
         else:
-            limit, slots = tool.timeout or self._timeout, self._slots_of(tool.owner)
-            if not slots.take():
-                await slots.wait()
+            limit, slots = tool.timeout or self._timeout, self._slots.get(tool.owner) or self._make_slots(tool.owner)
+            if slots.free:
+                slots.free -= 1
+            else:
+                await self._wait(call, _Run(), slots.wait())
+                if self.stopping:  # since it waits
+                    slots.release()  # type: ignore[unreachable]
+                    raise _stopping_error()
+        timer, total = self._timers.get(limit) or self._make_timer(limit), None
         run = _Run()
-        timer, total = self._timer(limit), None
+        run.loop = timer.loop
         # A toolset reports also where the caller did not ask for it.
-        if (call.progress is not no_progress or tool.home is not None) and limit < self._total:
-            total = self._timer(self._total)
-            call = call.replace(progress=_extend(call.progress, timer, run))
+        reports = call.progress is not no_progress or tool.home is not None
+        asks = call.client is not None and call.client.ask is not None and tool.home is None and tool.owner is not None
+        if (reports or asks) and limit < self._total:
+            total = self._timers.get(self._total) or self._make_timer(self._total)
+            if reports:
+                call = call.replace(progress=_extend(call.progress, timer, run))
+            if asks:
+                call = self._wait_for_answers(call, timer, run)
         try:
-            self._refuse_when_stopping()  # the shutdown may have begun while it waited
-            with run.scope:
+            with run:
                 timer.add(run, run.time_out)
                 if total is not None:
                     total.add(run, run.exceed_total)
@@ -70,23 +86,45 @@ class Concurrency(Extension):
             timer.remove(run)
             if total is not None:
                 total.remove(run)
-            self._remove(call.id)
-        if run.cancelled_by is not None:
-            raise Cancelled(f"{tool.id}: {run.cancelled_by} cancelled the call")
+                self._answers.remove(run)
+            self._runs.pop(call.id, None)
+            if self._empty is not None and not self._runs:
+                self._empty.set()
         if run.ended == "total":
             raise _timeout_error(tool, self._total, "limits.total_timeout")
+        if run.ended == "unanswered":
+            raise Timeout(f"{tool.id}: a question was not answered within {ANSWER_SECONDS:g} s", limit=ANSWER_SECONDS)
         if run.ended == "silent":
             raise _timeout_error(tool, limit)
-        raise Cancelled(f"{tool.id}: the gateway stopped before the call ended", code="SHUTTING_DOWN")
+        raise _cancelled_error(tool, run)
+
+    async def pause(self, call: Call, seconds: float) -> bool:
+        """Wait between two attempts of a call, without a slot; False as soon as the gateway is stopping."""
+        with suppress(TimeoutError):
+            await self._wait(call, _Run(), asyncio.wait_for(self._stopped.wait(), seconds))
+        return not self.stopping
+
+    async def _wait(self, call: Call, run: _Run, waiting: Awaitable[object]) -> None:
+        """Wait for something on behalf of a call that can be cancelled meanwhile like one that runs."""
+        self._runs[call.id] = run
+        try:
+            with run:
+                await waiting
+        finally:
+            self._runs.pop(call.id, None)
+            if self._empty is not None and not self._runs:
+                self._empty.set()
+        if run.cancelled_caught:
+            raise _cancelled_error(call.target, run)
 
     def cancel(self, call_id: str, by: str) -> bool:
-        """Cancel a running call; False if this process runs no such call."""
+        """Cancel a call that runs, or waits for a slot or its next attempt; False if this process has no such call."""
         run = self._runs.get(call_id)
         if run is None:
             return False
-        if not run.scope.cancel_called:
+        if not run.cancel_called:
             run.cancelled_by = by
-        run.scope.cancel()
+        run.cancel()
         return True
 
     @property
@@ -97,31 +135,42 @@ class Concurrency(Extension):
     async def drain(self, grace: float) -> None:
         """Refuse new calls; cancel those that still run after `grace` seconds."""
         self.stopping = True
+        self._stopped.set()
         await self._wait_until_empty(grace)
         for run in list(self._runs.values()):
-            run.scope.cancel()
+            run.cancel()
         await self._wait_until_empty(CANCEL_SECONDS)
 
-    def _refuse_when_stopping(self) -> None:
-        if self.stopping:
-            raise Unavailable("the gateway is stopping; call again when it is back", code="SHUTTING_DOWN")
-
-    def _slots_of(self, owner: str | None) -> _Slots:
-        slots = self._slots.get(owner)
-        if slots is None:
-            slots = self._slots[owner] = _Slots(self._concurrency)
+    def _make_slots(self, owner: str | None) -> _Slots:
+        slots = self._slots[owner] = _Slots(self._concurrency)
         return slots
 
-    def _timer(self, limit: float) -> SharedTimer:
-        timer = self._timers.get(limit)
-        if timer is None:
-            timer = self._timers[limit] = SharedTimer(limit)
+    def _make_timer(self, limit: float) -> SharedTimer:
+        timer = self._timers[limit] = SharedTimer(limit)
         return timer
 
-    def _remove(self, call_id: str) -> None:
-        self._runs.pop(call_id, None)
-        if not self._runs and self._empty:
-            self._empty.set()
+    def _wait_for_answers(self, call: Call, timer: SharedTimer, run: _Run) -> Call:
+        """Return the call with an `ask` that stops the deadline of the call until the last open question is
+        answered."""
+        client, questions = call.client, 0
+        assert client is not None and client.ask is not None  # noqa: S101 - checked by the caller
+        ask = client.ask
+
+        async def ask_and_wait(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+            nonlocal questions
+            questions += 1
+            timer.remove(run)
+            self._answers.remove(run)
+            self._answers.add(run, run.leave_unanswered)
+            try:
+                return await ask(method, params)
+            finally:
+                questions -= 1
+                if not questions and self._runs.get(call.id) is run:  # it may have ended meanwhile
+                    self._answers.remove(run)
+                    timer.add(run, run.time_out)
+
+        return call.replace(client=client.replace(ask=ask_and_wait))
 
     async def _wait_until_empty(self, seconds: float) -> None:
         try:
@@ -133,23 +182,22 @@ class Concurrency(Extension):
             return
 
 
-class _Run:
+class _Run(CallScope):
     """A running call that can be cancelled."""
 
-    __slots__ = ("cancelled_by", "ended", "scope")
+    ended: Literal["silent", "total", "unanswered"] | None = None
+    cancelled_by: str | None = None
 
-    def __init__(self) -> None:
-        self.scope = CallScope()
-        self.ended: Literal["silent", "total"] | None = None
-        self.cancelled_by: str | None = None
-
-    def time_out(self, reason: Literal["silent", "total"] = "silent") -> None:
-        if not self.scope.cancel_called:
+    def time_out(self, reason: Literal["silent", "total", "unanswered"] = "silent") -> None:
+        if not self.cancel_called:
             self.ended = reason
-        self.scope.cancel()
+        self.cancel()
 
     def exceed_total(self) -> None:
         self.time_out("total")
+
+    def leave_unanswered(self) -> None:
+        self.time_out("unanswered")
 
 
 def _extend(progress: Progress, timer: SharedTimer, run: _Run) -> Progress:
@@ -160,6 +208,16 @@ def _extend(progress: Progress, timer: SharedTimer, run: _Run) -> Progress:
         await progress(done, total, message)
 
     return report
+
+
+def _stopping_error() -> Unavailable:
+    return Unavailable("the gateway is stopping; call again when it is back", code="SHUTTING_DOWN")
+
+
+def _cancelled_error(tool: Tool, run: _Run) -> Cancelled:
+    if run.cancelled_by is not None:
+        return Cancelled(f"{tool.id}: {run.cancelled_by} cancelled the call")
+    return Cancelled(f"{tool.id}: the gateway stopped before the call ended", code="SHUTTING_DOWN")
 
 
 def _timeout_error(tool: Tool, limit: float, setting: str | None = None) -> Timeout:
@@ -176,24 +234,17 @@ def _timeout_error(tool: Tool, limit: float, setting: str | None = None) -> Time
 
 
 class _Slots:
-    """A first-in first-out semaphore with a limited queue. A released slot is handed to the first in the queue, so
-    that a call that arrives at that moment cannot overtake it."""
+    """A first-in first-out semaphore with a limited queue. A slot that is `free` is taken at once. A released one is
+    handed to the first in the queue, so that a call that arrives at that moment cannot overtake it."""
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._free = number
+        self.free = number
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def queued(self) -> int:
         return len(self._waiting)
-
-    def take(self) -> bool:
-        """Take a slot if one is free."""
-        if not self._free:
-            return False
-        self._free -= 1
-        return True
 
     async def wait(self) -> None:
         """Take a slot as soon as one is free; refused if too many wait."""
@@ -219,4 +270,4 @@ class _Slots:
             if not turn.done():
                 turn.set_result(None)
                 return
-        self._free += 1
+        self.free += 1

@@ -7,16 +7,18 @@ import binascii
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import orjson
 
 from gateway.calls import Call, Outcome, content_size, text_content, to_json, value_size
+from gateway.config.settings import SMALLEST_LARGE_RESULT
 from gateway.errors import GatewayError, InputRequired
 from gateway.extensions import Extension
 from gateway.tools import Access, Tool
+from gateway.value import Value
 from gateway.workspace.paths import parse
 from gateway.workspace.versions import HeldChat, Versions
 
@@ -69,7 +71,7 @@ class LargeResults(Extension):
         return tool.kind == "mcp"
 
     def after_execute(self, call: Call, outcome: Outcome) -> Awaitable[Outcome] | None:
-        if outcome.wire is None or isinstance(outcome.error, InputRequired):
+        if outcome.wire is None or outcome.size <= SMALLEST_LARGE_RESULT or isinstance(outcome.error, InputRequired):
             return None
         limit = self._get_limit(call)
         if limit is None or not limit < outcome.size <= self._maximum:
@@ -97,7 +99,7 @@ class LargeResults(Extension):
     async def _store(self, held: HeldChat, call: Call, files: Sequence[_File]) -> tuple[str | None, str | None]:
         """Save the files as a version; return the versions before and after."""
         if call.message is not None:
-            await held.switch(call.message, call.parent_message)
+            await held.switch(call.message, call.parent_message, call.caller.permission)
         before = await held.save("edit")  # a person's edits since then are not the tool's
         try:
             async with held.changing(call.id):
@@ -115,8 +117,7 @@ class LargeResults(Extension):
                 root.create(parts, file.content)
 
 
-@dataclass(frozen=True)
-class _File:
+class _File(Value):
     path: str
     content: bytes
 

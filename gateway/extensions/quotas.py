@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from gateway.access import AccessLimits
 from gateway.calls import Call, Outcome
-from gateway.errors import RateLimited
+from gateway.errors import QuotaExceeded
 from gateway.extensions import Extension
 from gateway.extensions.rate_limit import ROUNDING, WINDOW, RateTable
 from gateway.tools import Tool
@@ -102,8 +102,8 @@ async def _locked(table: RateTable, work: Callable[[], None]) -> None:
         table.unlock()
 
 
-def _refuse(what: str, limit: int, seconds: float) -> RateLimited:
+def _refuse(what: str, limit: int, seconds: float) -> QuotaExceeded:
     wait = max(1, math.ceil(seconds))
-    return RateLimited(
+    return QuotaExceeded(
         f"your role allows {limit} {what}; try again in {wait} s", limit=limit, scope=what, retry_after=wait
     )

@@ -148,8 +148,7 @@ class RateLimit(Extension):
         self._table: RateTable | None = None
 
     def applies_to(self, tool: Tool) -> bool:
-        limits = (self._per_tool.get(tool.id, tool.calls_per_minute), self._categories[tool.category].calls_per_minute)
-        return limits != (None, None)
+        return bool(self._limits(tool))
 
     def table(self) -> RateTable:
         """Return the table, opened at the first use."""
@@ -178,22 +177,26 @@ class RateLimit(Extension):
 
     def _take_tokens(self, table: RateTable, call: Call) -> None:
         """Take a token from each bucket, or none from any and raise `RateLimited`."""
-        tool, principal, now = call.target, call.caller.principal, self._clock()
-        category = self._categories[tool.category]
-        limit = self._per_tool.get(tool.id, tool.calls_per_minute)
-        if limit is not None:
-            place = table.find(("tool", tool.id, principal))
+        principal, now, taken = call.caller.principal, self._clock(), []
+        for kind, name, limit in self._limits(call.target):
+            place = table.find((kind, name, principal))
             full_at = table.full_at(place, now) + WINDOW / limit
             if full_at - now > WINDOW + ROUNDING * WINDOW / limit:
-                raise _refuse("tool", tool.id, limit, full_at - now)
-        if category.calls_per_minute is not None:
-            shared = table.find(("category", category.name, principal))
-            shared_full_at = table.full_at(shared, now) + WINDOW / category.calls_per_minute
-            if shared_full_at - now > WINDOW + ROUNDING * WINDOW / category.calls_per_minute:
-                raise _refuse("category", category.name, category.calls_per_minute, shared_full_at - now)
-            table.set_full_at(shared, shared_full_at)
-        if limit is not None:
+                raise _refuse(kind, name, limit, full_at - now)
+            taken.append((place, full_at))
+        for place, full_at in taken:
             table.set_full_at(place, full_at)
+
+    def _limits(self, tool: Tool) -> list[tuple[str, str, int]]:
+        """Return what the limits of a tool are about, and how many calls a minute each allows. A toolset's name for a
+        builtin has those of the builtin, too."""
+        limits = [
+            ("tool", tool.id, self._per_tool.get(tool.id, tool.calls_per_minute)),
+            ("category", tool.category, self._categories[tool.category].calls_per_minute),
+        ]
+        if tool.alias_of is not None:
+            limits.append(("tool", tool.alias_of, self._per_tool.get(tool.alias_of)))
+        return [(kind, name, limit) for kind, name, limit in limits if limit is not None]
 
 
 def _refuse(kind: str, name: str, limit: int, seconds: float) -> RateLimited:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import anyio.to_thread
@@ -15,13 +15,13 @@ from gateway.extensions import Extension
 from gateway.render import make_plan
 from gateway.secrets import KNOWN, mask_in, redact
 from gateway.tools import Renderer, Tool
+from gateway.value import Value
 
 # Bytes of arguments and value above which a plan is made in a thread.
 INLINE_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True)
-class Directories:
+class Directories(Value):
     """The paths under which a tool sees the chat's workspace and its toolset; None if it uses relative paths."""
 
     workspace: str | None = None
@@ -71,10 +71,10 @@ def _add_plan(renderer: Renderer, call: Call, outcome: Outcome, directories: Dir
     document, secrets = redact(call.arguments_json)
     arguments = KNOWN.mask_json(document.decode())
     if arguments != call.arguments_json.decode():
-        call = call.with_arguments(json.loads(arguments))
+        call = call.replace(arguments=json.loads(arguments))
     masked = _mask_secrets(outcome, secrets)
     plan = make_plan(renderer, call, masked, workspace=directories.workspace, toolset=directories.toolset)
-    return outcome.with_plan(plan.to_dict())
+    return outcome.replace(render_plan=plan.to_dict())
 
 
 def _mask_secrets(outcome: Outcome, secrets: Sequence[str]) -> Outcome:

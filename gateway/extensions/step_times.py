@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.calls import Call, Outcome, Proceed
-from gateway.extensions import After, Around, Before, PlanStep
+from gateway.extensions import After, AroundCall, Before, PlanStep
 
 # Calls whose times are kept, the latest ones.
 _KEPT = 1000
@@ -71,7 +71,7 @@ class StepTimes:
 
         return measured
 
-    def _measure_around(self, place: int, around: Around) -> Around:
+    def _measure_around(self, place: int, around: AroundCall) -> AroundCall:
         async def measured(call: Call, proceed: Proceed) -> Outcome:
             began = time.perf_counter()
             inside = 0.0

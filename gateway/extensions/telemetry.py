@@ -22,11 +22,6 @@ class ToolMetrics:
     seconds: float = 0.0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
 
-    def add(self, code: str, seconds: float) -> None:
-        self.outcomes[code] += 1
-        self.seconds += seconds
-        self.buckets[bisect_left(BUCKETS, seconds)] += 1
-
     def include(self, other: ToolMetrics) -> None:
         """Add what another one has counted."""
         self.outcomes.update(other.outcomes)
@@ -65,4 +60,7 @@ class Telemetry(Extension):
             metrics = self.unknown if len(self.tools) >= _TOOLS else ToolMetrics()
             if metrics is not self.unknown:
                 self.tools[call.target.id] = metrics
-        metrics.add(code, time.perf_counter() - call.began)
+        seconds = time.perf_counter() - call.began
+        metrics.outcomes[code] += 1
+        metrics.seconds += seconds
+        metrics.buckets[bisect_left(BUCKETS, seconds)] += 1

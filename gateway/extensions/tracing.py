@@ -39,8 +39,22 @@ BATCH, BATCHES = 512, 4
 TRACEPARENT = "traceparent"
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_SCOPE = InstrumentationScope("toolgate", __version__)
+UNNAMED_RECEIVER = "the receiver that OTEL_* variables name"
+SCOPE = InstrumentationScope("toolgate", __version__)
 _UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
+
+
+def describe_service() -> Resource:
+    """Return the gateway as receivers see it; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it."""
+    own = Resource({"service.name": "toolgate", "service.version": __version__})
+    return own.merge(OTELResourceDetector().detect())
+
+
+def signal_url(endpoint: str | None, signal: Literal["traces", "metrics"]) -> str | None:
+    """Return the URL for a signal at the address of an OTLP receiver; None where variables name it."""
+    if endpoint is None:
+        return None
+    return f"{endpoint.rstrip('/').removesuffix('/v1/traces')}/v1/{signal}"
 
 
 class OpenSpan(NamedTuple):
@@ -55,14 +69,11 @@ class Tracer:
     """Begins and ends spans. `endpoint` is the address of an OTLP receiver; without one, OTEL_* variables name it."""
 
     def __init__(self, endpoint: str | None = None) -> None:
-        if endpoint is not None and not endpoint.endswith("/v1/traces"):
-            endpoint = f"{endpoint.rstrip('/')}/v1/traces"
-        own = Resource({"service.name": "toolgate", "service.version": __version__})
-        provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
+        provider = TracerProvider(resource=describe_service(), shutdown_on_exit=False)
         self._resource = provider.resource
         # The default, whose decision needs no context: as the caller decided, and otherwise always.
         self._sampler = None if provider.sampler is DEFAULT_ON else provider.sampler
-        self._exporter = _SpanExporter(endpoint)
+        self._exporter = _SpanExporter(signal_url(endpoint, "traces"))
         self._delay = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY") or 5000) / 1000
         self._ended: list[ReadableSpan] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -97,7 +108,7 @@ class Tracer:
                 resource=self._resource,
                 attributes=attributes,
                 kind=kind,
-                instrumentation_scope=_SCOPE,
+                instrumentation_scope=SCOPE,
                 status=_UNSET if error is None else _ERROR,
                 start_time=span.started_at,
                 end_time=time.time_ns(),
@@ -232,8 +243,9 @@ class _SpanExporter(OTLPSpanExporter):
     """The SDK's exporter with a faster encoder, where its client takes encoded spans as it does today. `failure` says
     why the last attempt failed."""
 
-    def __init__(self, endpoint: str | None) -> None:
-        super().__init__(endpoint=endpoint)
+    def __init__(self, url: str | None) -> None:
+        super().__init__(endpoint=url)
+        self._receiver = url or UNNAMED_RECEIVER
         self.failure: str | None = None
         # Reported as a problem with a beginning and an end, and not with each batch.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
@@ -246,7 +258,7 @@ class _SpanExporter(OTLPSpanExporter):
             sent = client.export(encode_batch(spans))
             result = SpanExportResult.SUCCESS if sent.success else SpanExportResult.FAILURE
         failed = result is not SpanExportResult.SUCCESS
-        self.failure = f"spans could not be sent to {self._endpoint}" if failed else None
+        self.failure = f"spans could not be sent to {self._receiver}" if failed else None
         return result
 
 
@@ -302,4 +314,4 @@ def _field(number: int, data: bytes) -> bytes:
 
 
 _NO_CONTEXT = SpanContext(1, 1, False)
-_SCOPE_FIELD = _field(1, _field(1, _SCOPE.name.encode()) + _field(2, __version__.encode()))
+_SCOPE_FIELD = _field(1, _field(1, SCOPE.name.encode()) + _field(2, __version__.encode()))

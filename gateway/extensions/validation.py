@@ -40,7 +40,7 @@ class Validation(Extension):
         arguments = tool.repair_arguments(call.arguments)
         if tool.wire is None or self._reads_arguments(tool):
             tool.check_arguments(arguments)
-        return call.with_arguments(arguments)
+        return call.replace(arguments=arguments)
 
     def after_execute(self, call: Call, outcome: Outcome) -> Outcome:
         if outcome.error is not None and outcome.wire is None:

@@ -9,18 +9,22 @@ from collections.abc import Awaitable, Callable
 import anyio
 import orjson
 
-from gateway.calls import Call, Outcome, Proceed, no_progress
+from gateway.calls import Call, Outcome, Proceed, no_progress, text_content
 from gateway.errors import GatewayError, InputRequired, ToolFailed
 from gateway.extensions import Extension
+from gateway.sources.builtin.preview import find_unversioned_files
 from gateway.tools import Access, Tool
-from gateway.workspace.checkout import Review
+from gateway.workspace.checkout import NAMES, Review
 from gateway.workspace.diff import readable, summary
+from gateway.workspace.index import Index
 from gateway.workspace.tree import Changes, Tree
+from gateway.workspace.unversioned import UnversionedFiles
 from gateway.workspace.versions import HeldChat, Versions
 
 # Takes a call, the reason to ask and the changes; raises unless somebody agreed to them.
 RequireConsent = Callable[[Call, str, str], Awaitable[None]]
 
+_UNWATCHED = "may change any file of your folder, and that cannot be undone"
 TIMEOUT = 120.0
 DIFF_BYTES = 32 * 1024
 _MODES_LISTED = 100
@@ -78,23 +82,55 @@ class Versioning(Extension):
                 self._left.clear()
             self._left[call.id] = before, before
             try:
-                if self._require_consent is not None and self._needs_review(call):
-                    return await self._call_reviewed(call, proceed, files, self._require_consent)
+                reviewed = self._require_consent is not None and self._needs_review(call)
+                watched = await self._scan_ignored(call, files, not reviewed)
+                ignored = None if isinstance(watched, str) else watched
+                if self._require_consent is not None and reviewed:
+                    if ignored is not None:
+                        return await self._call_reviewed(call, proceed, files, self._require_consent, ignored)
+                    await self._require_consent(call, f"{call.target.id} {_UNWATCHED}: {watched}", "")
+                unversioned = await self._keep_unversioned(call, files)
                 try:
                     async with files.changing(call.id):
-                        return await proceed(call)
+                        outcome = await proceed(call)
                 finally:
                     with anyio.CancelScope(shield=True):
+                        if ignored is not None:
+                            review = await files.review_ignored(ignored)
+                            unversioned = UnversionedFiles(await files.keep_ignored(review, call.id))
                         await files.save("tool_run", call.id)
+                return _add_note(outcome, unversioned)
             finally:
                 self._left[call.id] = before, files.head.manifest_id
+
+    async def _scan_ignored(self, call: Call, files: HeldChat, alone: bool) -> Index | str | None:
+        """Return the ignored files that a program or a toolset's tool may change in a person's own folder; or why they,
+        or if not `alone` others, cannot be watched."""
+        tool = call.target
+        given = any(map(call.arguments.get, (*(tool.path_arguments or ()), tool.patch_argument or "")))
+        names_files = tool.owner is None and given
+        return None if names_files or not self._versions.is_attached(call.chat) else await files.scan_ignored(alone)
+
+    async def _keep_unversioned(self, call: Call, files: HeldChat) -> UnversionedFiles:
+        """Keep what a builtin may change or delete and no version has, so that it can be undone, too."""
+        tool = call.target
+        if tool.owner is not None or not (tool.path_arguments or tool.patch_argument):
+            return UnversionedFiles()
+        attached = self._versions.is_attached(call.chat)
+        if not attached and not any(name in value for value in _read_targets(call) for name in NAMES):
+            return UnversionedFiles()  # in a chat's own files, only packages are in no version
+        with self._versions.root(call.chat) as root:
+            found = await self._versions.in_thread(find_unversioned_files, root, attached, tool, call.arguments)
+        if found.files and found.kept:
+            await files.keep(found.files, call.id)
+        return found
 
     def _needs_review(self, call: Call) -> bool:
         """Return whether a toolset's or upstream's tool works in a person's own folder without consent."""
         return not call.confirmed and call.target.owner is not None and self._versions.is_attached(call.chat)
 
     async def _call_reviewed(
-        self, call: Call, proceed: Proceed, files: HeldChat, require_consent: RequireConsent
+        self, call: Call, proceed: Proceed, files: HeldChat, require_consent: RequireConsent, ignored: Index
     ) -> Outcome:
         seen = files.seen
         started = time.time()
@@ -104,24 +140,25 @@ class Versioning(Extension):
                 outcome = await proceed(_extend_by_progress(call, extend, timeout))
             except BaseException:  # cancelled: nobody can be asked
                 with anyio.CancelScope(shield=True):
-                    review = await files.review(seen)
-                    if review.existing:
-                        await _undo(files, review, call, started)
+                    review, unversioned = await files.review(seen), await files.review_ignored(ignored)
+                    if review.existing or unversioned.existing:
+                        await _undo(files, review, unversioned, call, started)
                     else:
                         await files.save("tool_run", call.id, review)
                 raise
             with anyio.CancelScope(shield=True):
-                review = await files.review(seen)
-                if review.existing:
+                review, unversioned = await files.review(seen), await files.review_ignored(ignored)
+                if review.existing or unversioned.existing:
                     try:
-                        await require_consent(call, *await self._describe(call, review))
+                        await require_consent(call, *await self._describe(call, review.joined(unversioned)))
                     except BaseException as refusal:
-                        version = await _undo(files, review, call, started)
+                        version = await _undo(files, review, unversioned, call, started)
                         if isinstance(refusal, InputRequired):
                             refusal.details["version"] = version
                         raise
+                kept = await files.keep_ignored(unversioned, call.id)
                 await files.save("tool_run", call.id, review)
-        return outcome
+        return _add_note(outcome, UnversionedFiles(kept))
 
     async def _describe(self, call: Call, review: Review) -> tuple[str, str]:
         """Return the reason to ask and a description of the changes. Different changes never have the same texts."""
@@ -142,11 +179,14 @@ class Versioning(Extension):
         return reason, "\n".join(line for line in lines if line)
 
 
-async def _undo(files: HeldChat, review: Review, call: Call, started: float) -> str | None:
+async def _undo(files: HeldChat, review: Review, ignored: Review, call: Call, started: float) -> str | None:
     """Restore the files; return the version that has the call's changes."""
     before = files.head.manifest_id
     try:
-        return await files.undo_changes(review, "undone", call.id, started)
+        version = await files.undo_changes(review, "undone", call.id, started)
+        if ignored.existing:
+            await files.undo_ignored(ignored, call.id)
+        return version
     except GatewayError as error:
         await files.save("tool_run", call.id)
         raise ToolFailed(
@@ -154,6 +194,19 @@ async def _undo(files: HeldChat, review: Review, call: Call, started: float) -> 
             f"the version before it is {before} ('toolgate workspace log')",
             code="NOT_BROUGHT_BACK",
         ) from error
+
+
+def _read_targets(call: Call) -> list[str]:
+    """Return the arguments that name the files a builtin changes, as text."""
+    names = (*(call.target.path_arguments or ()), call.target.patch_argument or "")
+    return [str(call.arguments[name]) for name in names if name in call.arguments]
+
+
+def _add_note(outcome: Outcome, unversioned: UnversionedFiles) -> Outcome:
+    if not unversioned.files or not outcome.ok:
+        return outcome
+    content = outcome.content if outcome.content is not None else text_content(outcome.value_json.decode())
+    return outcome.replace(content=[*content, *text_content(f"{unversioned}.")])
 
 
 def _extend_by_progress(call: Call, extend: Callable[[float], None], timeout: float) -> Call:
@@ -179,4 +232,4 @@ def _select(tree: Tree, paths: tuple[str, ...]) -> Tree:
 
 async def _switch_message(files: HeldChat, call: Call) -> None:
     if call.message is not None:
-        await files.switch(call.message, call.parent_message)
+        await files.switch(call.message, call.parent_message, call.caller.permission)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -80,6 +81,10 @@ class Principal:
     def caller(self, surface: str, client: str | None = None) -> Caller:
         """Return this principal as the caller of tools through a surface (`mcp`, `rest`, …)."""
         return Caller(self.id, surface, client, self.permission, self.access)
+
+    @property
+    def has_expired(self) -> bool:
+        return self.expires_at is not None and self.expires_at <= time.time()
 
     def is_same(self, other: Principal) -> bool:
         """Return whether another credential is as good as this one: of the same person, with the same access."""

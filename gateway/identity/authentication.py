@@ -113,11 +113,6 @@ class Identity:
         return None if self._verifier is None else self._verifier.issuer
 
     @property
-    def is_open(self) -> bool:
-        """True while everybody is the owner, since no credential exists."""
-        return self._everybody is not None
-
-    @property
     def can_authenticate(self) -> bool:
         """True if somebody could be let in: everybody, or the holder of a credential."""
         return self._everybody is not None or self._verifier is not None or bool(self._principals)
@@ -132,7 +127,7 @@ class Identity:
             principal = self._principals.get(credential)
             if principal is None:
                 principal = self._find_verified(credential)
-            elif principal.expires_at is not None and principal.expires_at <= time.time():
+            elif principal.has_expired:
                 return None
             else:
                 self._used.add(credential)

@@ -41,7 +41,8 @@ class Roles:
             known = did_you_mean(role, self.roles) or f"; there are {', '.join(self.roles)}"
             raise Forbidden(f"there is no role {role!r} under 'roles'{known}", code="UNKNOWN_ROLE")
         if profile is not None and profile not in self.profiles:
-            raise Forbidden(f"there is no profile {profile!r} under 'profiles'", code="UNKNOWN_PROFILE")
+            hint = did_you_mean(profile, self.profiles)
+            raise Forbidden(f"there is no profile {profile!r} under 'profiles'{hint}", code="UNKNOWN_PROFILE")
         admin = self.roles[role].admin
         return self._apply(
             Principal(principal_id, role, admin=admin, expires_at=expires_at, chats=self._chats), profile

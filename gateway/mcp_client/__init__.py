@@ -5,11 +5,12 @@ from __future__ import annotations
 from gateway.mcp_client.client import McpClient, Subscription
 from gateway.mcp_client.connect import open_client
 from gateway.mcp_client.endpoints import ClientIdentity, Confinement, Endpoint, HttpEndpoint, StdioEndpoint
-from gateway.mcp_client.messages import ConnectionLost, InvalidResponse, Unauthorized, Unreachable
+from gateway.mcp_client.messages import ConnectionLost, ConnectTimeout, InvalidResponse, Unauthorized, Unreachable
 
 __all__ = [
     "ClientIdentity",
     "Confinement",
+    "ConnectTimeout",
     "ConnectionLost",
     "Endpoint",
     "HttpEndpoint",

@@ -463,7 +463,7 @@ class McpClient:
             return
         task = self._loop.create_task(self._handle_request(pending.on_request, method, params))
         self._server_requests[request_id] = task
-        pending.server_requests.add(task)
+        pending.server_requests |= {task}
         task.add_done_callback(lambda done: self._answer(pending, request_id, done))
 
     def _accept_request(self, request_id: Any, method: str, origin: PendingRequest | None) -> PendingRequest:
@@ -499,7 +499,7 @@ class McpClient:
 
     def _answer(self, pending: PendingRequest, request_id: Any, done: asyncio.Task[Message]) -> None:
         self._server_requests.pop(request_id, None)
-        pending.server_requests.discard(done)
+        pending.server_requests -= {done}
         cancelled: Message = {"error": {"code": jsonrpc.INTERNAL_ERROR, "message": "the call was cancelled"}}
         if self.lost is None and not self._loop.is_closed():
             answer = cancelled if done.cancelled() else done.result()

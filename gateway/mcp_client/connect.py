@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway import protocol
-from gateway.errors import Timeout
 from gateway.mcp_client.client import McpClient
 from gateway.mcp_client.endpoints import ClientIdentity, Endpoint, HttpEndpoint, StdioEndpoint
 from gateway.mcp_client.http_pool import HttpPool
-from gateway.mcp_client.messages import ConnectionLost, InvalidResponse
+from gateway.mcp_client.messages import ConnectionLost, ConnectTimeout, InvalidResponse
 from gateway.mcp_client.sse import SseTransport
 from gateway.mcp_client.stdio import StdioTransport
 from gateway.mcp_client.streamable_http import SessionTransport, StatelessTransport
@@ -49,49 +48,52 @@ async def open_client(
     """Connect to a server and negotiate. `version` is the protocol version of the last time: it saves the probing, and
     costs little when it is wrong. `step` is told what is done.
 
-    Raises an error of `mcp_client.messages`, `RpcError` or `Timeout`; then nothing is left running.
+    Raises an error of `mcp_client.messages` or `RpcError`; then nothing is left running.
     """
-    stray: list[str] = []
+    started: list[StdioTransport] = []
     try:
         async with asyncio.timeout(timeout):
             if isinstance(endpoint, StdioEndpoint):
                 step(f"starting {endpoint.label}, and waiting for its answer")
-                return await _open_stdio(endpoint, identity, version, stray)
+                return await _open_stdio(endpoint, identity, version, started)
             step(f"connecting to {endpoint.label}")
             if endpoint.transport == "sse":
                 return await _open_sse(endpoint, identity, version)
             return await _open_http(endpoint, identity, version)
     except TimeoutError:
         message = f"{endpoint.label} did not answer within {timeout:g} seconds"
-        if stray:
+        if stray := [line for transport in started for line in transport.stray_lines]:
             message += f"; it wrote {stray[0]!r} to stdout, which is no MCP message, so it may not be an MCP server"
-        raise Timeout(message) from None
+        raise ConnectTimeout(message, started[-1].stderr if started else "") from None
 
 
 async def _open_stdio(
-    endpoint: StdioEndpoint, identity: ClientIdentity, version: str | None, stray: list[str]
+    endpoint: StdioEndpoint, identity: ClientIdentity, version: str | None, started: list[StdioTransport]
 ) -> McpClient:
     try:
-        return await _start_stdio(endpoint, identity, version, stray)
-    except ConnectionLost:
-        if version in protocol.HANDSHAKE_PROTOCOL_VERSIONS:
+        return await _start_stdio(endpoint, identity, version, started)
+    except ConnectionLost as lost:
+        if version in protocol.HANDSHAKE_PROTOCOL_VERSIONS or lost.unread:
             raise
     # Some old servers end at the first message they do not know.
-    return await _start_stdio(endpoint, identity, protocol.LATEST_HANDSHAKE_VERSION, stray)
+    return await _start_stdio(endpoint, identity, protocol.LATEST_HANDSHAKE_VERSION, started)
 
 
 async def _start_stdio(
-    endpoint: StdioEndpoint, identity: ClientIdentity, version: str | None, stray: list[str]
+    endpoint: StdioEndpoint, identity: ClientIdentity, version: str | None, started: list[StdioTransport]
 ) -> McpClient:
     client = McpClient(endpoint.label, identity)
     client.transport = transport = StdioTransport(client)
-    transport.stray_lines = stray
     await transport.start(endpoint)
+    started.append(transport)
     try:
         await _negotiate(client, version)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, ConnectionLost):
+            error.unread = not transport.was_read
         await client.close()
         raise
+    transport.negotiated()
     return client
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePath
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from gateway.config import SandboxSettings
+from gateway.value import Value
 
 TransportName = Literal["auto", "sse", "streamable-http"]
 
 
-@dataclass(frozen=True)
-class Confinement:
+class Confinement(Value):
     """The rights of a server in the sandbox, besides its own program.
 
     `home` is its own folder in `data_dir`, which outlives it. `paths` are absolute, or relative to `toolset`, the
@@ -32,8 +32,7 @@ class Confinement:
     toolset: Path | None = None
 
 
-@dataclass(frozen=True)
-class StdioEndpoint:
+class StdioEndpoint(Value):
     """A program that speaks MCP over stdin and stdout. Its environment is `env` and a few variables every program
     needs. It starts in `cwd`, or in the gateway's working directory. With `sandbox` it runs in one. Its stderr is kept
     in the file `log`, if there is one."""
@@ -64,8 +63,7 @@ class Authorizer(Protocol):
         help; false when the refusal is not about a login."""
 
 
-@dataclass(frozen=True)
-class HttpEndpoint:
+class HttpEndpoint(Value):
     """A URL. `auto` uses streamable HTTP, and the old HTTP+SSE with a server that knows only that. `tls` replaces the
     system's trusted certificates."""
 
@@ -89,8 +87,7 @@ class HttpEndpoint:
 Endpoint = StdioEndpoint | HttpEndpoint
 
 
-@dataclass(frozen=True)
-class ClientIdentity:
+class ClientIdentity(Value):
     """Name, version and capabilities of the client. In the handshake versions `capabilities` hold for the whole
     connection; in the modern one they are those of requests that have none of their own."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -20,6 +19,7 @@ from gateway.protocol import (
     NAME_BEARING_METHODS,
     X_MCP_HEADER_KEY,
 )
+from gateway.value import Value
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 # Methods whose requests state the length of their content also where there is none (RFC 9110, 8.6).
@@ -36,8 +36,7 @@ _RESERVED = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class HttpOrigin:
+class HttpOrigin(Value):
     """The scheme, host and port of requests. Their secrets are never sent elsewhere."""
 
     tls: bool
@@ -50,8 +49,7 @@ class HttpOrigin:
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
-@dataclass(frozen=True)
-class HttpTarget:
+class HttpTarget(Value):
     """An origin and a path with its query."""
 
     origin: HttpOrigin
@@ -98,9 +96,13 @@ def header_lines(headers: Iterable[tuple[str, str]]) -> bytes:
 
 def frame(method: str, path: str, headers: bytes, body: bytes) -> bytes:
     """Encode a whole request."""
-    start = f"{method} {path} HTTP/1.1\r\n".encode("ascii")
     length = b"content-length: %d\r\n\r\n" % len(body) if body or method in _WITH_CONTENT else b"\r\n"
-    return b"".join((start, headers, length, body))
+    return b"".join((_start_line(method, path), headers, length, body))
+
+
+@lru_cache(maxsize=256)  # a server is mostly asked at one path
+def _start_line(method: str, path: str) -> bytes:
+    return f"{method} {path} HTTP/1.1\r\n".encode("ascii")
 
 
 # Arguments of a tool that are sent as headers too: the path of each, and the name of its header.

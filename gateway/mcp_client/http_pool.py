@@ -13,7 +13,7 @@ import httpx2
 
 from gateway.errors import Unavailable
 from gateway.mcp_client.endpoints import HttpEndpoint
-from gateway.mcp_client.http_connection import HttpConnection, HttpReply, Sink
+from gateway.mcp_client.http_connection import HttpConnection, HttpReply, ResponseHeads, Sink
 from gateway.mcp_client.http_headers import HttpTarget, endpoint_headers, frame
 from gateway.mcp_client.messages import ConnectionLost, InvalidResponse, Unreachable
 
@@ -26,6 +26,9 @@ IDLE_SECONDS = 20.0
 # A request that must not be sent twice uses only connections that were idle for less: common servers close them after
 # five idle seconds, and one that is about to be closed loses the request.
 FRESH_SECONDS = 4.0
+
+# OpenSSL's reasons when a server answers with something else than TLS.
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 
 REDIRECTS = 3
 # Status codes after which the request may be sent once more: elsewhere, or with another token.
@@ -48,6 +51,7 @@ class HttpPool:
         self._authorizer = endpoint.authorizer
         self._idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
+        self._heads = ResponseHeads()
         self._connecting = 0
         self._closed = False
         self._loop = asyncio.get_running_loop()
@@ -117,6 +121,8 @@ class HttpPool:
         now = self._loop.time()
         while self._idle:
             connection = self._idle.pop()
+            if now < connection.idle_since + seconds and connection.is_just_used(now):
+                return connection
             if now < _expiry(connection) and not connection.is_stale(now):
                 if now < connection.idle_since + seconds:
                     return connection
@@ -136,7 +142,19 @@ class HttpPool:
         except TimeoutError:
             raise Unreachable(f"{self.label} did not accept a connection within {CONNECT_SECONDS:g} seconds") from None
         except ssl.SSLCertVerificationError as error:
-            raise Unreachable(f"{self.label} has a certificate that is not trusted: {error.verify_message}") from None
+            raise Unreachable(
+                f"{self.label} has a certificate that is not trusted: {error.verify_message}; to trust it, set "
+                "SSL_CERT_FILE in the gateway's environment to a file with every authority to trust"
+            ) from None
+        except ssl.SSLError as error:
+            reason = f"TLS failed: {(error.reason or str(error)).replace('_', ' ').lower()}"
+            if error.reason in _NO_TLS:
+                reason = "it does not speak TLS; try http:// instead of https://"
+            raise Unreachable(f"{self.label} cannot be reached: {reason}") from None
+        except ConnectionRefusedError:
+            raise Unreachable(
+                f"{self.label} cannot be reached: nothing listens there; start it, or correct the URL"
+            ) from None
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise Unreachable(f"{self.label} cannot be reached: {reason}") from None
@@ -160,7 +178,7 @@ class HttpPool:
         """Connect to a host or address; the certificate must be that of the target's host."""
         origin = self.target.origin
         return await self._loop.create_connection(
-            lambda: HttpConnection(self._add_idle, self._open.discard),
+            lambda: HttpConnection(self._add_idle, self._open.discard, self._heads),
             address,
             origin.port,
             ssl=self._tls,

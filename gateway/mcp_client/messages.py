@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from gateway import protocol
-from gateway.errors import Unavailable
+from gateway.errors import Timeout, Unavailable
 from gateway.mcp_client.endpoints import ClientIdentity
 
 # Bytes of one message of a server, over any transport.
@@ -33,6 +33,7 @@ class RequestEncoder:
         self.modern = version in protocol.MODERN_PROTOCOL_VERSIONS
         self._info = identity.info
         self._capabilities = dict(identity.capabilities)
+        self._no_capabilities = self._envelope({})
 
     def request(
         self,
@@ -43,15 +44,16 @@ class RequestEncoder:
         capabilities: Mapping[str, Any] | None,
         progress: bool,
     ) -> Message:
+        if not meta and not progress and params and "_meta" not in params:  # most requests
+            if not self.modern:
+                return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            envelope = self._no_capabilities if capabilities == {} else self._envelope(capabilities)
+            return {"jsonrpc": "2.0", "id": number, "method": method, "params": {**params, "_meta": envelope}}
         sent = {**(params or {})}
         sent_meta = {**(sent.get("_meta") or {}), **(meta or {})}
         sent_meta.pop("progressToken", None)  # the caller's token belongs to another request
         if self.modern:
-            sent_meta[protocol.PROTOCOL_VERSION_META_KEY] = self.version
-            sent_meta[protocol.CLIENT_INFO_META_KEY] = self._info
-            sent_meta[protocol.CLIENT_CAPABILITIES_META_KEY] = (
-                self._capabilities if capabilities is None else dict(capabilities)
-            )
+            sent_meta |= self._envelope(capabilities)
         else:
             for key in _MODERN_KEYS:
                 sent_meta.pop(key, None)
@@ -65,6 +67,14 @@ class RequestEncoder:
         if sent or params is not None:
             message["params"] = sent
         return message
+
+    def _envelope(self, capabilities: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The `_meta` in which a modern request describes the client."""
+        return {
+            protocol.PROTOCOL_VERSION_META_KEY: self.version,
+            protocol.CLIENT_INFO_META_KEY: self._info,
+            protocol.CLIENT_CAPABILITIES_META_KEY: self._capabilities if capabilities is None else dict(capabilities),
+        }
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> Message:
@@ -120,8 +130,8 @@ class Unreachable(Unavailable):
 
 
 class ConnectionLost(Unavailable):
-    """The end of a connection. `exit_code` and `stderr`, its last lines, are those of a server process. What it writes
-    to stderr may be private, so it is in neither the message nor the details."""
+    """The end of a connection. `exit_code` and `stderr`, its last lines, are those of a server process; `unread` if it
+    read nothing. What it writes to stderr may be private, so it is in neither the message nor the details."""
 
     default_code = "UPSTREAM_LOST"
 
@@ -131,10 +141,19 @@ class ConnectionLost(Unavailable):
             self.details["exit_code"] = exit_code
         self.exit_code = exit_code
         self.stderr = stderr
+        self.unread = False
 
     def copy(self) -> ConnectionLost:
         """Return the same error for one more caller: an exception collects the traceback of everyone who raises it."""
         return ConnectionLost(self.message, exit_code=self.exit_code, stderr=self.stderr)
+
+
+class ConnectTimeout(Timeout):
+    """A server that did not answer in time when it was connected. `stderr` is as in `ConnectionLost`."""
+
+    def __init__(self, message: str, stderr: str = "") -> None:
+        super().__init__(message)
+        self.stderr = stderr
 
 
 class InvalidResponse(Unavailable):

@@ -22,17 +22,10 @@ class PendingRequest:
     `reply_to` is the id on the wire where that is not `number`. `server_requests` are those made on its behalf.
     """
 
-    __slots__ = (
-        "acknowledged",
-        "method",
-        "number",
-        "on_request",
-        "reply_to",
-        "reports",
-        "response",
-        "sent",
-        "server_requests",
-    )
+    server_requests: frozenset[asyncio.Task[Any]] = frozenset()
+    reply_to: int | str | None = None
+    sent = False
+    acknowledged: asyncio.Future[dict[str, Any]] | None = None
 
     def __init__(
         self,
@@ -46,11 +39,7 @@ class PendingRequest:
         self.method = method
         self.response = response
         self.on_request = on_request
-        self.server_requests: set[asyncio.Task[Any]] = set()
-        self.reply_to: int | str | None = None
         self.reports = reports
-        self.sent = False
-        self.acknowledged: asyncio.Future[dict[str, Any]] | None = None
 
     def complete(self, response: dict[str, Any] | Exception) -> None:
         if not self.response.done():

@@ -19,8 +19,12 @@ from gateway.sandbox.supervisor import start_supervised
 from gateway.secrets import KNOWN
 from gateway.text import visible
 
-# Variables of our environment that a server gets. All others may hold our secrets.
-INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "USER")
+# Variables of our environment that a server gets. All others may hold our secrets. The last ones name files of
+# certificates, without which uvx, npx and their servers reach nothing behind a company's proxy.
+INHERITED = (
+    *("PATH", "HOME", "LANG", "TMPDIR", "USER"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "UV_SYSTEM_CERTS"),
+)
 
 # The time a server has to end after its stdin was closed, and again after SIGTERM and SIGKILL.
 END_SECONDS = 2.0
@@ -51,6 +55,10 @@ class ServerProcess:
         for task in (self._exit, self._reading):
             task.add_done_callback(lambda _: self.output_ended.set())
         self._exit.add_done_callback(self._note_exit)
+
+    async def listen(self, on_output: OutputCallback) -> None:
+        """Hand over what it writes to stdout, and has written."""
+        await self._process.listen(on_output, self.stderr.feed)
 
     def set_busy(self, busy: bool) -> None:
         self.busy = self._process.busy = busy
@@ -138,9 +146,8 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-async def start_process(endpoint: StdioEndpoint, on_output: OutputCallback) -> ServerProcess:
-    """Start a server, in a sandbox if its endpoint has one; `on_output` gets what it writes to stdout. `Unavailable`
-    when it cannot be started."""
+async def start_process(endpoint: StdioEndpoint) -> ServerProcess:
+    """Start a server, in a sandbox if its endpoint has one. `Unavailable` when it cannot be started."""
     if endpoint.sandbox is None:
         process = await _start_unconfined(endpoint)
     else:
@@ -150,7 +157,6 @@ async def start_process(endpoint: StdioEndpoint, on_output: OutputCallback) -> S
         process = await start_sandboxed(endpoint, endpoint.sandbox)
     server = ServerProcess(process, endpoint.label, endpoint.log)
     server.stderr.note(f"started {endpoint.label}")
-    await process.listen(on_output, server.stderr.feed)
     return server
 
 
@@ -169,6 +175,9 @@ async def _start_unconfined(endpoint: StdioEndpoint) -> Process:
 def find_program(command: str, cwd: str, path: str) -> str:
     """Return the full path of a program; a relative command is looked up in `cwd`, where the program will start."""
     program = shutil.which(str(Path(cwd, command)) if os.sep in command else command, path=path)
+    words = command.split()
+    if program is None and len(words) > 1 and shutil.which(words[0], path=path):
+        raise Unreachable(f"{command!r} is not one program: write it without quotes, as separate words: -- {command}")
     if program is None:
         raise Unreachable(f"the program {command!r} was not found: install it or give its full path")
     return str(Path(cwd, program))

@@ -102,7 +102,7 @@ def _policy(confinement: Confinement) -> NetworkPolicy | None:
 
 def _limits(confinement: Confinement) -> Limits:
     """Return the usual limits of programs, without a time limit."""
-    return Limits(memory=confinement.settings.memory_mb * _MEBIBYTE, per_task=False)
+    return Limits.from_settings(confinement.settings, per_task=False)
 
 
 def _prepare_home(confinement: Confinement) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
+import sys
+import termios
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gateway.calls import to_json
@@ -48,10 +51,13 @@ class StdioTransport:
         self._lines = LineSplitter(MESSAGE_LIMIT)
         self._loop = asyncio.get_running_loop()
         self._process: ServerProcess
+        self._input: PipeGauge
         self._watching: asyncio.Task[None]
 
     async def start(self, endpoint: StdioEndpoint) -> None:
-        self._process = await start_process(endpoint, self._read)
+        self._process = await start_process(endpoint)
+        self._input = PipeGauge(self._process.stdin)
+        await self._process.listen(self._read)  # its first lines may arrive before this returns
         self._watching = self._loop.create_task(self._watch())
         self._loop.call_later(IDLE_CHECK_SECONDS, self._check_idle)
 
@@ -61,9 +67,11 @@ class StdioTransport:
         if not self._process.busy:
             self._process.set_busy(True)
             self._loop.call_later(IDLE_CHECK_SECONDS, self._check_idle)
-        self._process.stdin.write(line)
-        with suppress(ConnectionError):  # `_watch` reports why
+        self._input.write(line)
+        try:
             await self._process.stdin.drain()
+        except ConnectionError:
+            return  # `_watch` reports why
 
     async def send(self, message: Message) -> None:
         self.send_nowait(message)
@@ -72,7 +80,22 @@ class StdioTransport:
         if not self._process.stdin.is_closing():
             self._process.stdin.write(to_json(message) + b"\n")
 
+    @property
+    def was_read(self) -> bool:
+        """Return whether the server has read anything; True if that cannot be told."""
+        return self._input.was_read
+
+    @property
+    def stderr(self) -> str:
+        """The last lines of the process on stderr."""
+        return self._process.stderr.tail
+
+    def negotiated(self) -> None:
+        """Stop watching whether the server reads."""
+        self._input.close()
+
     async def close(self) -> None:
+        self._input.close()
         await self._process.end()
         self._watching.cancel()
 
@@ -118,8 +141,47 @@ class StdioTransport:
         how = "closed its output" if ended is None else f"ended with exit code {ended.code}"
         if ended is not None and ended.killed:
             how = f"was ended because it went over the sandbox's limit of {ended.killed}"
+        if self.stray_lines and self._client.server_info is None:
+            how += f"; it wrote {self.stray_lines[0]!r} to stdout, which is no MCP message"
         code = None if ended is None else ended.code
         self._client.lose(ConnectionLost(f"{label} {how}", exit_code=code, stderr=self._process.stderr.tail))
+
+
+class PipeGauge:
+    """Counts what a process has not read of the first message to it. Until it is closed, the process sees no end of its
+    input."""
+
+    def __init__(self, stdin: asyncio.StreamWriter) -> None:
+        self._stdin = stdin
+        self._written: int | None = None
+        pipe = stdin.transport.get_extra_info("pipe")
+        has_ended = pipe is not None and pipe.closed
+        self._was_read = not has_ended
+        self._fd = -1 if pipe is None or has_ended else os.dup(pipe.fileno())
+
+    def write(self, line: bytes) -> None:
+        transport = self._stdin.transport
+        if not transport.is_closing():  # the process has ended; uvloop would raise RuntimeError
+            self._stdin.write(line)
+        if self._written is None:
+            arrived = not transport.is_closing() and not transport.get_write_buffer_size()
+            self._written = len(line) if arrived else 0
+
+    @property
+    def was_read(self) -> bool:
+        if self._fd < 0 or self._written is None:
+            return self._was_read
+        try:
+            unread = int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+        except OSError:  # not every system tells the writer
+            return True
+        return unread < self._written
+
+    def close(self) -> None:
+        self._was_read = self.was_read
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class LineSplitter:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -127,9 +128,9 @@ class SessionTransport(HttpTransport):
                     await self._pool.send("DELETE", self._headers())
         self._pool.close()
 
-    async def _post(self, message: Message, sink: _EventSink | None = None, repeatable: bool = False) -> HttpReply:
+    def _post(self, message: Message, sink: _EventSink | None = None, repeatable: bool = False) -> Awaitable[HttpReply]:
         headers = POST_HEADERS + self._headers()
-        return await self._pool.send("POST", headers, to_json(message), sink=sink, repeatable=repeatable)
+        return self._pool.send("POST", headers, to_json(message), sink=sink, repeatable=repeatable)
 
     def _headers(self, last_id: str | None = None) -> bytes:
         """Return the headers of every request after the handshake."""

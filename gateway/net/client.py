@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 import ssl
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urljoin
 
 import anyio
@@ -23,6 +24,7 @@ from gateway.errors import Forbidden, GatewayError, Invalid, Timeout, ToolFailed
 from gateway.net.policy import NetworkPolicy, RequestLimits
 from gateway.net.transport import INTERNET, LOOKUP_FAILED, GuardedTransport, Network, parse_url, url_origin
 from gateway.tasks import backoff_with_jitter
+from gateway.value import Value
 
 CONNECT_FAILED = "CONNECT_FAILED"
 CONNECTION_LOST = "CONNECTION_LOST"
@@ -69,8 +71,7 @@ _STATUSES = frozenset({429, 502, 503, 504})
 _CODES = frozenset({CONNECT_FAILED, CONNECTION_LOST, LOOKUP_FAILED, Timeout.default_code})
 
 
-@dataclass(frozen=True)
-class Retry:
+class Retry(Value):
     """The attempts per request and the pauses between them: exponential, with jitter. A server whose `Retry-After` is
     longer than `longest_seconds` is not asked again."""
 
@@ -215,8 +216,7 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _HEADER_BYTES = 32 * 1024
 
 
-@dataclass(frozen=True)
-class Hop:
+class Hop(Value):
     """One request of a redirect chain."""
 
     method: str
@@ -286,8 +286,7 @@ def _invalid_request(reason: str) -> Invalid:
 TOO_MANY_REDIRECTS = "TOO_MANY_REDIRECTS"
 
 
-@dataclass(frozen=True)
-class HttpResponse:
+class HttpResponse(Value):
     """A response of any status. `url` is the URL after redirects; `chunks` is the body, to be read once."""
 
     status: int
@@ -301,6 +300,12 @@ class HttpResponse:
     def content_type(self) -> str | None:
         return self.headers.get("content-type")
 
+    @property
+    def pause(self) -> dict[str, Any]:
+        """The seconds that the server wants to be left alone, as a detail of an error; empty if it names none."""
+        seconds = parse_retry_after(self.headers.get("retry-after"))
+        return {} if seconds is None else {"retry_after": math.ceil(seconds)}
+
     async def read(self) -> bytes:
         return b"".join([chunk async for chunk in self.chunks])
 
@@ -308,7 +313,7 @@ class HttpResponse:
 class GuardedClient:
     """Sends requests under one policy, over pooled connections.
 
-        async with Door(Policy(allowed_hosts=("api.example.org",))) as client:
+        async with GuardedClient(NetworkPolicy(allowed_hosts=("api.example.org",))) as client:
             async with client.request("GET", "https://api.example.org/items") as response:
                 body = await response.read()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 from typing import BinaryIO
 
@@ -16,14 +16,14 @@ from gateway.errors import GatewayError, NotFound, Unavailable
 from gateway.net.client import GuardedClient, HttpResponse, Retry
 from gateway.net.policy import NetworkPolicy, RequestLimits
 from gateway.net.transport import INTERNET, Network
+from gateway.value import Value
 
 BAD_STATUS = "BAD_STATUS"
 URL_NOT_FOUND = "URL_NOT_FOUND"
 _BLOCK_BYTES = 1024 * 1024
 
 
-@dataclass(frozen=True)
-class DownloadResult:
+class DownloadResult(Value):
     """A completed download: its URL after redirects, size and content type."""
 
     url_final: str

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 import idna
 
 from gateway.errors import Forbidden, Invalid
+from gateway.value import Value
 
 Address = IPv4Address | IPv6Address
 
@@ -108,8 +109,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HIGHEST_PORT = 65535
 
 
-@dataclass(frozen=True)
-class NetworkPolicy:
+class NetworkPolicy(Value):
     """The hosts, ports and addresses that requests may reach; none by default.
 
     `allowed_hosts` are names, addresses, and patterns like `*.example.org`, which matches every name below
@@ -138,7 +138,9 @@ class NetworkPolicy:
         port = port or _DEFAULT_PORTS[scheme]
         ports = [rule.port for rule in self._rules if rule.matches(host)] + ([None] if self.any_host else [])
         if not ports:
-            reason = f"{host} is not among the allowed hosts; add it to {self.hosts_setting} to allow it"
+            rule = _Rule(host, None if port == _DEFAULT_PORTS[scheme] else port)
+            added = "it" if rule.port is None else str(rule)
+            reason = f"{host} is not among the allowed hosts; add {added} to {self.hosts_setting} to allow it"
             raise Forbidden(reason, code=HOST_NOT_ALLOWED, host=host)
         if port not in ports and (None not in ports or not self._is_default(port)):
             rule = _Rule(host, port)
@@ -185,8 +187,7 @@ def canonical_host(text: str) -> str:
     return name
 
 
-@dataclass(frozen=True)
-class _Rule:
+class _Rule(Value):
     """One allowed host or pattern, and its port if it names one."""
 
     pattern: str
@@ -239,8 +240,7 @@ def _insecure(host: str) -> Forbidden:
 _MEBIBYTE = 1024 * 1024
 
 
-@dataclass(frozen=True)
-class RequestLimits:
+class RequestLimits(Value):
     """Limits of one request. `seconds` covers all of it: name resolution, redirects, retries and reading the body.
     `bytes` applies to the body compressed and decompressed."""
 

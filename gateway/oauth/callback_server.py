@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -19,6 +19,7 @@ from gateway.errors import Forbidden, Invalid, Unavailable
 from gateway.oauth.store import FileVersion, Login, LoginAccount, Logins
 from gateway.sealing import Sealer
 from gateway.tasks import TaskSet
+from gateway.value import Value
 
 HOST = "127.0.0.1"
 PATH = "/callback"
@@ -142,8 +143,7 @@ TICKET_SECONDS = 900.0
 COOKIE_LIMIT = 3800
 
 
-@dataclass(frozen=True)
-class PendingLogin:
+class PendingLogin(Value):
     """A login that somebody is asked for: the page to open, and how to tell that it is done."""
 
     url: str
@@ -157,16 +157,14 @@ class PendingLogin:
         return self.logins.version(self.account.server, self.account.principal) not in (None, self.before)
 
 
-@dataclass(frozen=True)
-class LoginTicket:
+class LoginTicket(Value):
     """The server that a principal is asked to log in to."""
 
     server: str
     principal: str
 
 
-@dataclass(frozen=True)
-class StartedLogin:
+class StartedLogin(Value):
     """The address to send the browser to, and the cookie it must bring back."""
 
     url: str

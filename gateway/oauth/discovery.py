@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mcp.client.auth.utils import (
@@ -30,6 +29,7 @@ from gateway.oauth.bearer import challenge_parameter, valid_scopes
 from gateway.oauth.callback_server import HOST, PATH
 from gateway.oauth.http import OAuthClient, OAuthHttp, OAuthResponse
 from gateway.oauth.store import LoginAccount
+from gateway.value import Value
 
 NO_LOGIN = "NO_LOGIN_OFFERED"
 WRONG_ISSUER = "WRONG_ISSUER"
@@ -57,8 +57,7 @@ _MODERN_HEADERS = [
 Model = TypeVar("Model", bound=BaseModel)
 
 
-@dataclass(frozen=True)
-class Challenge:
+class Challenge(Value):
     """A server's answer to a request without a token."""
 
     status: int = 0
@@ -66,8 +65,7 @@ class Challenge:
     scope: str | None = None
 
 
-@dataclass(frozen=True)
-class AuthorizationServer:
+class AuthorizationServer(Value):
     """The authorization server of an MCP server. `resource` is what tokens are for."""
 
     resource: str

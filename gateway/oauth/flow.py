@@ -7,7 +7,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from urllib.parse import urlencode
 
@@ -30,6 +30,7 @@ from gateway.oauth.http import OAuthClient, OAuthHttp, open_http
 from gateway.oauth.store import Login, LoginAccount, Logins
 from gateway.oauth.tokens import TokenGrant, TokenRefused, request_tokens, revoke
 from gateway.text import visible
+from gateway.value import Value
 
 LOGIN_SECONDS = 300.0
 FAILED = "LOGIN_FAILED"
@@ -133,8 +134,7 @@ async def sign_out(account: LoginAccount | None, server: str, logins: Logins) ->
     return revoked
 
 
-@dataclass(frozen=True)
-class AuthorizationRequest:
+class AuthorizationRequest(Value):
     """A request for authorization: first by the browser, then by us with the code it returned."""
 
     server: AuthorizationServer

@@ -7,7 +7,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -26,6 +26,7 @@ from gateway.net.policy import (
 )
 from gateway.net.transport import INTERNET, Network, parse_url, url_origin
 from gateway.text import visible
+from gateway.value import Value
 
 LIMITS = RequestLimits(bytes=64 * 1024, seconds=15.0, connect_seconds=8.0, redirects=0)
 _FORM = {"content-type": "application/x-www-form-urlencoded", "accept": "application/json"}
@@ -34,8 +35,7 @@ _MESSAGE_LIMIT = 200
 _LOCAL_KINDS = frozenset(address_kind(ip_address(example)) for example in ("10.0.0.0", "100.64.0.0", "169.254.0.0"))
 
 
-@dataclass(frozen=True)
-class OAuthClient:
+class OAuthClient(Value):
     """The client at an authorization server. `method` is an authentication method of RFC 7591."""
 
     id: str
@@ -43,8 +43,7 @@ class OAuthClient:
     method: str = "none"
 
 
-@dataclass(frozen=True)
-class OAuthResponse:
+class OAuthResponse(Value):
     """A response of any status. `content` is its JSON object, empty if it has none."""
 
     status: int
@@ -128,7 +127,6 @@ async def open_http(server: str, network: Network = INTERNET) -> AsyncIterator[O
         yield OAuthHttp(client, local)
 
 
-@dataclass(frozen=True)
 class _LoginPolicy(NetworkPolicy):
     """Allows this machine only with `local`, and never an address that is neither public nor of a local network, such
     as `0.0.0.0` or the metadata service of a cloud."""

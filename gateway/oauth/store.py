@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -20,6 +20,7 @@ from gateway.errors import Forbidden, Invalid, Unavailable
 from gateway.files import FileLock, replace_private
 from gateway.mcp_client import HttpEndpoint
 from gateway.sealing import Sealer
+from gateway.value import Value
 
 DIRECTORY = "logins"
 SIZE_LIMIT = 256 * 1024
@@ -34,8 +35,7 @@ _TYPES = {"str": str, "str | None": str | None, "float": float, "float | None": 
 FileVersion = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class Login:
+class Login(Value):
     """Tokens, and everything needed to renew them without another discovery.
 
     `client_secret` comes from a registration; one of the settings is never stored. `hurried_at` is when the login was
@@ -174,8 +174,7 @@ def _validate(login: Login) -> Login:
     return login
 
 
-@dataclass(frozen=True)
-class LoginAccount:
+class LoginAccount(Value):
     """The principal and the server that a login is for. `endpoint` has no login itself. Secrets are resolved when they
     are needed."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from gateway.errors import GatewayError, Invalid, Unavailable
@@ -14,6 +14,7 @@ from gateway.oauth.bearer import valid_scopes
 from gateway.oauth.discovery import discover, find_configured_client, request_challenge
 from gateway.oauth.http import OAuthClient, OAuthHttp, OAuthResponse, open_http
 from gateway.oauth.store import Login, LoginAccount
+from gateway.value import Value
 
 _TOKEN = re.compile(r"[\x21-\x7e]{1,65536}")
 _LONGEST = 10 * 365 * 24 * 3600.0
@@ -28,8 +29,7 @@ class TokenRefused(Exception):
         self.message = message
 
 
-@dataclass(frozen=True)
-class TokenGrant:
+class TokenGrant(Value):
     """Tokens as they were granted. Times are those of this machine's clock."""
 
     access_token: str = field(repr=False)

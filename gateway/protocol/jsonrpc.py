@@ -14,6 +14,8 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 UNSUPPORTED_PROTOCOL_VERSION = -32022
 CONNECTION_CLOSED = -32000
+# Ours, of the numbers that MCP leaves to implementations: -32000 to -32019.
+RATE_LIMITED = -32010
 # Only in the handshake versions; 2026-07-28 uses INVALID_PARAMS.
 RESOURCE_NOT_FOUND = -32002
 
@@ -29,8 +31,11 @@ _TRAILING_ID = re.compile(rb',\s?"id":\s?(\d{1,18}|"[^"\\]{0,200}")\}\s*$')
 class RpcError(Exception):
     """A JSON-RPC error, received from a peer or meant for one.
 
-    Not a `GatewayError`: the sender of the request decides what it means to the caller.
+    Not a `GatewayError`: the sender of the request decides what it means to the caller. `retry_after` are the seconds
+    after which a request that we refused for a limit may be sent again.
     """
+
+    retry_after: int | None = None
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(code, message, data)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
+
+# A message in one line, as most servers send it, and the size up to which looking for one is worth it.
+_ONE_LINE = re.compile(rb"(?:id: ?([^\r\n\0]*)\r?\n)?(?:event: ?message\r?\n)?data: ?([^\r\n]*)\r?\n\r?\n")
+_ONE_LINE_SIZE = 8 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """An event. `id` is where to resume the stream; `retry` the milliseconds to wait before that."""
 
     data: bytes
@@ -34,6 +38,11 @@ class EventParser:
         self._retry: int | None = None
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
+        is_first = not self._size and not self._after_return
+        if is_first and len(chunk) <= _ONE_LINE_SIZE and (message := _ONE_LINE.fullmatch(chunk)) is not None:
+            event_id, data = message.groups()
+            yield Event(data, id=None if event_id is None else event_id.decode(errors="replace"))
+            return
         if self._after_return and chunk[:1] == b"\n":
             chunk = chunk[1:]
         self._after_return = False

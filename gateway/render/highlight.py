@@ -8,7 +8,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from pygments import format as format_tokens
@@ -16,6 +15,8 @@ from pygments.formatters.html import HtmlFormatter
 from pygments.lexers import get_lexer_by_name, get_lexer_for_filename
 from pygments.token import Text
 from pygments.util import ClassNotFound
+
+from gateway.value import Value
 
 # Maximum characters; longer code is shown plain.
 CODE_LIMIT = 512 * 1024
@@ -68,8 +69,7 @@ _PATTERNS = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Highlighted:
+class Highlighted(Value):
     """Code as HTML for a `pre` element; `language` is the one that was used."""
 
     language: str

@@ -6,12 +6,12 @@ import ipaddress
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from gateway.calls import to_json
 from gateway.errors import Invalid
+from gateway.value import Value
 
 # A place inside a value: .name  .0  [0]  ["a name with-other characters"]
 _STEP = r"""\.\w+|\[[0-9]+\]|\["[^"\]]*"\]|\['[^'\]]*'\]"""
@@ -35,8 +35,7 @@ _STEPS = re.compile(_STEP)
 _INDEX = re.compile(r"[0-9]{1,9}")
 
 
-@dataclass(frozen=True)
-class Scope:
+class Scope(Value):
     """The values of expressions for one call; a directory is None if there is none. `trees` are the values of `$steps`,
     `$item` and `$index` in the steps of a tool, and None for a renderer, where these are plain text."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import nh3
@@ -16,7 +15,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from gateway.render.highlight import CLASS_PREFIX, highlight
-from gateway.render.renderers import RENDERERS, embed, inject, insert_first
+from gateway.render.renderers import RENDERERS, TEXT_RENDERERS, embed, inject, insert_first
+from gateway.value import Value
 
 # Maximum characters; longer text is shown plain.
 MARKDOWN_LIMIT = 256 * 1024
@@ -117,8 +117,7 @@ _POLICY = (
 _RIGHTS = {"document": LINKS, "frame": FRAME}
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(Value):
     """A whole document, and the `sandbox` attribute of an iframe that shows it."""
 
     html: str
@@ -143,7 +142,7 @@ def make_page(view: str, plan: Mapping[str, Any], content: bytes | None = None, 
     if "error" not in plan:
         if kind == "html" and content is not None and not (_cut(plan, "config.data") or _cut(plan, "config")):
             return Page(inject(content.decode("utf-8", "replace"), config.get("data")))
-        if kind in ("code", "document"):
+        if kind in TEXT_RENDERERS:
             shown["content"] = make_content(plan, content, size)
         elif kind == "frame":
             policy = f"{_POLICY}; frame-src {_frame_source(config['origin'])}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,13 +22,13 @@ from gateway.render.interpolate import (
 )
 from gateway.render.renderers import LANGUAGE_LIMIT
 from gateway.tools import Renderer, Tool
+from gateway.value import Value
 
 _CUTS_LIMIT = 8  # a section with more is left empty: the list of cuts would itself be long
 _KEY_LIMIT = 60
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(Value):
     """A value that was too large: its place in the plan, and its size with its key in bytes of JSON."""
 
     at: str
@@ -79,8 +78,7 @@ _ERROR_LIMIT = 16 * 1024
 _LABEL_LIMIT = 200
 
 
-@dataclass(frozen=True)
-class RenderPlan:
+class RenderPlan(Value):
     """Everything that a view needs to show one call. A view shows the `error` if there is one: the tool's, or the
     reason why the tool's result cannot be shown."""
 

@@ -1,10 +1,13 @@
-"""The four renderers: what their configs may contain, and the page of an `html` renderer with its data."""
+"""The four renderers: what their configs may contain, and the page of an `html` renderer with its data; and the page
+around an upstream's view of MCP Apps, which uses its server's own names and reaches nothing else."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from html import escape
+from pathlib import Path
 from typing import Any
 
 from gateway.calls import to_json
@@ -12,13 +15,13 @@ from gateway.errors import Invalid
 from gateway.names import did_you_mean
 from gateway.render.interpolate import artifact_path, check_url_template, describe, port_number, roots, workspace_path
 from gateway.tools import Renderer
+from gateway.value import Value
 
 LANGUAGE_LIMIT = 64
 _DEPTH_LIMIT = 32
 
 
-@dataclass(frozen=True)
-class _Shape:
+class _Shape(Value):
     """The keys of a renderer's config, each with its check, and those of which exactly one is required."""
 
     keys: Mapping[str, Callable[[Any], None]]
@@ -109,6 +112,9 @@ _SHAPES = {
 
 RENDERERS = tuple(_SHAPES)
 
+# Those that show a text, their own or a file's; the others are pages.
+TEXT_RENDERERS = tuple(kind for kind, shape in _SHAPES.items() if "content" in shape.keys)
+
 
 # These could end a script, open a comment in it, or end a line. In JSON they occur only in strings, where the escape
 # means the same.
@@ -176,3 +182,41 @@ def _find_place(html: str) -> int:
 def _start(html: str) -> int:
     start = _BEFORE_ANY_TAG.match(html)
     return start.end() if start else 0
+
+
+# The `id` of the script element that holds what the page's script needs.
+VIEW_DATA_ID = "toolgate-view"
+
+# In a frame without an origin, storage throws; a view that uses it unasked would not start.
+_VIEW_STORAGE = """<script>
+for (const name of ["localStorage", "sessionStorage"]) {
+  const items = new Map();
+  const storage = {
+    getItem: (key) => items.get(String(key)) ?? null,
+    setItem: (key, value) => void items.set(String(key), String(value)),
+    removeItem: (key) => void items.delete(String(key)),
+    clear: () => items.clear(),
+    key: (index) => [...items.keys()][index] ?? null,
+    get length() { return items.size; },
+  };
+  try { window[name]; } catch { Object.defineProperty(window, name, { value: storage }); }
+}
+</script>"""
+
+
+@cache
+def _view_script() -> str:
+    return Path(__file__).with_name("upstream_view.js").read_text()
+
+
+def wrap_view(view: str, server: str, names: Mapping[str, str], roots: Sequence[str]) -> str:
+    """Return a page with a view in a frame of its own, whose requests pass the page's script. `names` are the public
+    names of its server's tools, by their own names; `roots` the beginnings of the server's public URIs, of resources
+    and of views; empty if they are its own."""
+    page = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f"<title>{escape(server)}</title>\n<style>html, body {{ height: 100%; margin: 0 }}\n"
+        "iframe { display: block; width: 100%; height: 100%; border: 0 }</style>\n</head>\n<body>\n"
+        f"<script>\n{_view_script()}</script>\n</body>\n</html>\n"
+    )
+    return embed(page, VIEW_DATA_ID, [insert_first(view, _VIEW_STORAGE), server, names, list(roots)])

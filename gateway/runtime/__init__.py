@@ -10,7 +10,7 @@ from typing import Any
 from gateway.bundles.spec import Toolset
 from gateway.calls import Progress, no_progress
 from gateway.config import SandboxSettings
-from gateway.runtime.environments import PackageEnvironments, ResolvedPackages
+from gateway.runtime.environments import PackageEnvironments
 from gateway.runtime.pool import WorkerPool
 from gateway.runtime.start import Descriptions, build_test_program, describe_tools, start_worker
 from gateway.runtime.worker_packages import WorkerPackages, link_packages
@@ -18,7 +18,7 @@ from gateway.runtime.worker_process import FunctionCall, Worker, WorkerSpec
 from gateway.sandbox import Limits, Sandbox
 from gateway.sandbox.run import FinishedProgram, OutputListener, run
 
-__all__ = ["Descriptions", "FunctionCall", "PackageEnvironments", "ResolvedPackages", "WorkerRuntime"]
+__all__ = ["Descriptions", "FunctionCall", "PackageEnvironments", "WorkerRuntime"]
 
 # Limit of one call's arguments or result, as JSON.
 FRAME_BYTES = 32 * 1024 * 1024
@@ -29,7 +29,6 @@ TEST_SECONDS = 900.0
 
 # Temporary workers that describe tools at the same time.
 _DESCRIPTIONS = 2
-_MEBIBYTE = 1024 * 1024
 
 
 class WorkerRuntime:
@@ -47,7 +46,7 @@ class WorkerRuntime:
     ) -> None:
         self._sandbox = sandbox
         self._directory = directory
-        self._limits = Limits(memory=settings.memory_mb * _MEBIBYTE)
+        self._limits = Limits.from_settings(settings)
         self._frame_bytes = frame_bytes
         self._pool = WorkerPool(self._start, settings.workers, settings.worker_idle)
         self._library: asyncio.Task[WorkerPackages] | None = None

@@ -12,7 +12,6 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.calls import Progress, no_progress
@@ -22,14 +21,6 @@ from gateway.runtime import uv, worker_packages
 _LOCK, _PACKAGES, _ASIDE = "lock.txt", "packages", ".aside"
 _UV_STEP = re.compile(r"(Download|Build|Built|Prepared|Installed|\+ )")
 _PINNED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class ResolvedPackages:
-    """One set of requirements as resolved: the version of each package."""
-
-    digest: str
-    versions: dict[str, str]
 
 
 class PackageEnvironments:
@@ -61,15 +52,6 @@ class PackageEnvironments:
             await asyncio.shield(self._build(digest, requirements, progress))
         self._ready[requirements] = folder
         return folder
-
-    def find_installed(self, requirements: tuple[str, ...]) -> ResolvedPackages | None:
-        """Return what `ensure` installed for these requirements, or None."""
-        digest = digest_of(requirements)
-        try:
-            text = (self._directory / digest / _LOCK).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        return ResolvedPackages(digest, dict(_PINNED.findall(text)))
 
     def sweep(self, keep: set[str]) -> list[str]:
         """Remove packages whose digest is not in `keep`, and leftovers of killed builds; return what was removed.
@@ -137,7 +119,7 @@ class PackageEnvironments:
 
         async def report(line: str) -> None:
             if _UV_STEP.match(line):
-                await progress(1, 2, f"packages: {line}")
+                await progress(1, 2, f"packages: {line}{'; compiling them' if line.startswith('Installed ') else ''}")
 
         how = ("--require-hashes", "--no-deps", "--compile-bytecode", "--link-mode", "copy")
         await run("install", *how, "--target", _PACKAGES, "-r", _LOCK, on_line=report)

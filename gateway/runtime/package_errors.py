@@ -38,7 +38,7 @@ class PackageError(NamedTuple):
 
     @property
     def text(self) -> str:
-        return self.cause + (f"; set {self.variable} in its environment" if self.variable else "")
+        return self.cause + (f"; set {self.variable} in the environment" if self.variable else "")
 
 
 def find_package_error(stderr: str) -> PackageError | None:
@@ -54,7 +54,7 @@ def find_package_error(stderr: str) -> PackageError | None:
         variable = "NODE_EXTRA_CA_CERTS=FILE" if is_npm else "UV_SYSTEM_CERTS=1 or SSL_CERT_FILE=FILE"
         return PackageError(f"the certificate of {host} is not trusted, as behind a company's proxy", variable)
     if _UNREACHABLE.search(stderr):
-        return PackageError(f"{host} cannot be reached; check the network", "HTTPS_PROXY, behind a proxy,")
+        return PackageError(f"{host} cannot be reached; check the network", "HTTPS_PROXY=URL, behind a proxy,")
     return None
 
 

@@ -12,17 +12,16 @@ import secrets
 import shutil
 import sys
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.errors import Unavailable
+from gateway.value import Value
 
 WORKER = "toolgate_worker"
 _PACKAGES = ("covalt_toolset", "pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection")
 
 
-@dataclass(frozen=True)
-class WorkerPackages:
+class WorkerPackages(Value):
     """The worker's packages and interpreter: `directory` goes on its path, its sandbox must show `readable`."""
 
     directory: Path

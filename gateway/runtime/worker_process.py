@@ -21,6 +21,7 @@ from gateway.calls import Progress, no_progress, to_json
 from gateway.errors import GatewayError, Invalid, ToolFailed
 from gateway.sandbox import Exit, Limits, Process
 from gateway.tasks import ReportQueue
+from gateway.value import Value
 from gateway.workspace.hidden import Hidden
 
 WORKER_DIED = "WORKER_DIED"
@@ -527,8 +528,10 @@ class Worker:
 
     def _make_died_error(self, ended: Exit) -> GatewayError:
         stderr = self._output.tail().replace(f"{self._root}/", "")
-        how = self._reason or describe_exit(ended, self._limits, stderr)
-        return worker_died_error(self.toolset, how, None if self._reason else ended, stderr)
+        # A limit comes first: a large tree that is killed for one closes its connection long before it has ended.
+        reason = None if ended.killed is not None else self._reason
+        how = reason or describe_exit(ended, self._limits, stderr)
+        return worker_died_error(self.toolset, how, None if reason else ended, stderr)
 
 
 WorkerKey = tuple[Path, Path, bool, bool]
@@ -563,8 +566,7 @@ class FunctionCall:
     single_use: bool = False
 
 
-@dataclass(frozen=True)
-class WorkerSpec:
+class WorkerSpec(Value):
     """Everything a worker is started with. A worker serves only calls with an equal spec: other secrets, packages or
     hidden files need another worker, and so does a workspace that was created again under the same name (`inode`).
 

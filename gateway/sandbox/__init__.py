@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
+    from gateway.config import SandboxSettings
     from gateway.net.policy import NetworkPolicy
     from gateway.sandbox.loopback import Loopback
 
@@ -42,6 +43,11 @@ class Limits:
     open_files: int = 256
     cpu_seconds: int | None = None
     per_task: bool = True
+
+    @classmethod
+    def from_settings(cls, settings: SandboxSettings, cpu_seconds: int | None = None, per_task: bool = True) -> Limits:
+        """Make the limits of a program; `cpu_seconds` are None where calls have limits of their own."""
+        return cls(memory=settings.memory_mb * _MEBIBYTE, cpu_seconds=cpu_seconds, per_task=per_task)
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,10 @@ def paths_to_mount(program: Program) -> Iterator[ProtectedMount | Cover]:
     moved, because another folder could take the name of a moved one. A file in the place of such a folder is protected
     too: it may name the folder's location."""
     for mount in program.mounts:
-        hidden = {path for path, _ in mount.hidden}
+        hidden, protected = {path for path, _ in mount.hidden}, frozenset(mount.protected)
         for path in _with_parents((*mount.protected, *hidden)) if mount.writable else sorted(hidden):
-            if any(above in hidden for above in _with_parents((path,))[:-1]):
+            *above, _ = _with_parents((path,))
+            if not hidden.isdisjoint(above):
                 continue
             if (fd := _open_path(mount, path)) is None:
                 continue
@@ -84,7 +85,8 @@ def paths_to_mount(program: Program) -> Iterator[ProtectedMount | Cover]:
                 os.close(fd)
                 yield Cover(target, not is_file)
             else:
-                yield ProtectedMount(fd, target, "--ro-bind" if path in mount.protected or is_file else "--bind")
+                read_only = is_file or not protected.isdisjoint((*above, path))
+                yield ProtectedMount(fd, target, "--ro-bind" if read_only else "--bind")
 
 
 def _with_parents(paths: Collection[str]) -> list[str]:

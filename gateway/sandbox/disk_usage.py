@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gateway.sandbox import Program
-from gateway.sandbox.process_tree import DeletedFiles, Work, read, work_of
+from gateway.sandbox.process_tree import DeletedFiles, Work, measure_work, read
 from gateway.sandbox.run_user import account
 
 # Deeper folders are not measured, so a program that changes one there has gone too far.
@@ -188,8 +188,8 @@ class DiskUsage:
     def _read_work(self) -> Work | None:
         if self._counted is None:
             self._counted = all(_file_system(folder) in _COUNTED_FILE_SYSTEMS for folder in self._folders)
-        work = work_of(self._root)
-        return work if self._counted or work is None else work.bound_by_cpu()
+        work = measure_work(self._root)
+        return work if self._counted or work is None else work.without_write_counters()
 
     def _is_due(self, now: _Moment) -> bool:
         if self._sparing and self._base is not None:
@@ -225,7 +225,7 @@ class _Moment:
         """An upper bound on what the program added."""
         if self._work is None or start._work is None:
             return _UNKNOWN
-        written, cpu_seconds = self._work.most_since(start._work)
+        written, cpu_seconds = self._work.upper_bound_since(start._work)
         return DiskSize(written, cpu_seconds / _CPU_SECONDS_PER_FILE)
 
     def estimate_since(self, start: _Moment) -> DiskSize:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import fcntl
 import os
 import socket
@@ -390,6 +391,11 @@ class Guard:
         with suppress(OSError):  # a dead guard is replaced with the next sandbox
             socket.send_fds(self._socket, [b"x"], [pidfd])
 
+    def release(self) -> None:
+        """Let the guard end, as it does when this process is gone."""
+        self._socket.close()
+        self._process.returncode = 0  # nobody waits for it, of which Popen would warn
+
 
 _lock = threading.Lock()
 _guards: list[Guard] = []
@@ -401,3 +407,9 @@ def guard() -> Guard:
         if not _guards or not _guards[0].is_alive():
             _guards[:] = [Guard()]
         return _guards[0]
+
+
+@atexit.register
+def _release_guards() -> None:
+    for each in _guards:
+        each.release()

@@ -94,17 +94,17 @@ class Work(NamedTuple):
     cpu_seconds: float
     exact: bool
 
-    def most_since(self, start: Work) -> tuple[float, float]:
+    def upper_bound_since(self, start: Work) -> tuple[float, float]:
         """At most so many bytes and CPU seconds more than at the start: the kernel tells CPU time in ticks."""
         rounding = 0 if self.exact else _TICK * _BYTES_PER_CPU_SECOND
         return self.written - start.written + rounding, self.cpu_seconds - start.cpu_seconds + _TICK
 
-    def bound_by_cpu(self) -> Work:
+    def without_write_counters(self) -> Work:
         """The same work on a file system whose writes the kernel does not count, such as tmpfs."""
         return Work(self.cpu_seconds * _BYTES_PER_CPU_SECOND, self.cpu_seconds, exact=False)
 
 
-def work_of(root: int) -> Work | None:
+def measure_work(root: int) -> Work | None:
     """The work of a process and all its descendants, the ended ones included: a parent that waits for a child takes
     over its counters. So a process is read after its children are listed and before they are read: a child that ends
     meanwhile is never counted twice. None on a system without /proc, and where a process ignores SIGCHLD: then the

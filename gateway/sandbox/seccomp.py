@@ -216,14 +216,14 @@ def build(*, shared: bool, machine: str | None = None) -> bytes:
 
 
 @functools.cache
-def build_without_programs(machine: str | None = None) -> bytes:
+def build_without_programs() -> bytes:
     """A second filter, for an interpreter that has started: from then on it starts threads and no processes."""
     refused = [(name, [_no()]) for name in ("execve", "execveat", "fork", "vfork")]
     thread = [_argument(0), (_ANY_BIT, 1, 0, _CLONE_THREAD), _no(), _allow()]
-    return _assemble([*refused, ("clone", thread)], machine)
+    return _assemble([*refused, ("clone", thread)])
 
 
-def _assemble(answers: list[tuple[str, _Code]], machine: str | None) -> bytes:
+def _assemble(answers: list[tuple[str, _Code]], machine: str | None = None) -> bytes:
     column, architecture = _MACHINES[machine or platform.machine()]
     code: _Code = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -276,11 +276,9 @@ def _shared_checks() -> list[tuple[str, _Code]]:
         *((name, _only(0, [0])) for name in _ONLY_ITSELF),
         # which: PRIO_PROCESS, who: itself
         ("setpriority", [_argument(0), (_EQUAL, 1, 0, 0), _no(), *_only(1, [0])]),
-        # Times are set on what is open; by name, nothing happens.
-        (
-            "utimensat",
-            [_argument(1), (_EQUAL, 0, 3, 0), _upper(1), (_EQUAL, 0, 1, 0), _allow(), (_RETURN, 0, 0, _refuse(0))],
-        ),
+        # Times are set on what is open; by name, nothing happens. "Now" is refused by name: Python's Path.touch creates
+        # a file only where that fails.
+        ("utimensat", [*_if_null(1, _allow()), *_if_null(2, _no()), (_RETURN, 0, 0, _refuse(0))]),
     ]
 
 
@@ -324,6 +322,11 @@ def _argument(index: int) -> tuple[int, int, int, int]:
 def _upper(index: int) -> tuple[int, int, int, int]:
     """Load the upper half, of a pointer."""
     return _LOAD, 0, 0, _ARGUMENTS + 8 * index + 4
+
+
+def _if_null(index: int, answer: tuple[int, int, int, int]) -> _Code:
+    """Answer if a pointer is null, else go on."""
+    return [_argument(index), (_EQUAL, 0, 3, 0), _upper(index), (_EQUAL, 0, 1, 0), answer]
 
 
 def _allow() -> tuple[int, int, int, int]:

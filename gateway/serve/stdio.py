@@ -11,7 +11,7 @@ import fcntl
 import logging
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,12 +25,11 @@ from gateway.identity import OWNER
 from gateway.protocol import PROTOCOL_VERSION_META_KEY
 from gateway.protocol.jsonrpc import CONNECTION_CLOSED, INVALID_REQUEST, RequestId, find_id
 from gateway.serve.mcp import fastpath
-from gateway.serve.mcp.fastpath import FastPath, ParsedRequest
+from gateway.serve.mcp.fastpath import Envelope, FastPath, ServedCall
 from gateway.serve.mcp.handlers import McpServer
 from gateway.serve.mcp.notifications import Change
-from gateway.serve.mcp.request import caller_of, client_name, connection_chat
+from gateway.serve.mcp.request import Request, caller_of, client_name, connection_chat
 from gateway.serve.mcp.sessions import Session
-from gateway.tasks import CallScope
 
 if TYPE_CHECKING:
     from gateway.serve.mcp.sdk import SdkStream
@@ -154,6 +153,16 @@ class _Connection:
             await self._all_answered.wait()
 
 
+class _LineCall(ServedCall):
+    """A request in progress, whose messages are lines."""
+
+    def __init__(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        self._write = write
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        await self._write(to_json(message))
+
+
 class FastRequests:
     """Answers lines without the SDK. The first request decides whether the connection is of a modern version."""
 
@@ -162,9 +171,9 @@ class FastRequests:
         self._handlers = connection.server.handlers
         self._path = FastPath(self._handlers)
         self._calls: dict[str, asyncio.Task[None]] = {}
-        self._scopes: dict[str, CallScope] = {}
+        self._scopes: dict[str, _LineCall] = {}
         self._modern: bool | None = None
-        self._envelope: Mapping[str, Any] = {}
+        self._envelope: Envelope | None = None
         self._session: Session | None = None
         self._handshake: list[Mapping[str, Any]] = []
         self._closing = False
@@ -180,12 +189,11 @@ class FastRequests:
             return False
         if self._take_initialized(message) or self._take_reply(message):
             return True
-        parsed = self._parse(message)
-        if parsed is None or str(parsed.id) in self._calls:
+        call = _LineCall(self._connection.write)
+        request = self._parse(message, call)
+        if request is None or str(request.id) in self._calls:
             return False
-        if parsed.modern:
-            self._envelope = parsed.params.get("_meta", {})
-        self._start(parsed)
+        self._start(request, call)
         return True
 
     def opening(self) -> Iterator[Mapping[str, Any]]:
@@ -194,8 +202,8 @@ class FastRequests:
             self._open_session()
             yield from self._handshake
             self._handshake = []
-        elif self._envelope:
-            params = {"_meta": self._envelope}
+        elif self._envelope is not None:
+            params = {"_meta": self._envelope.client.meta}
             yield {"jsonrpc": "2.0", "id": OPENING, "method": "server/discover", "params": params}
 
     async def close(self) -> None:
@@ -241,36 +249,39 @@ class FastRequests:
             return call is not None
         return self._session is not None and self._session.take_reply(message)
 
-    def _parse(self, message: Mapping[str, Any]) -> ParsedRequest | None:
+    def _parse(self, message: Mapping[str, Any], call: _LineCall) -> Request | None:
         chat = connection_chat(OWNER, self._handlers.chat)
         if self._session is not None:
-            return fastpath.parse_in_session(message, self._session, chat, fastpath.STDIO_HANDSHAKE_METHODS)
+            methods = fastpath.STDIO_HANDSHAKE_METHODS
+            return fastpath.parse_in_session(message, self._session, chat, call.notify, methods)
         if not self._modern:
             return None
-        return fastpath.parse_modern(message, OWNER, chat, methods=fastpath.STDIO_MODERN_METHODS)
+        methods = fastpath.STDIO_MODERN_METHODS
+        parsed = fastpath.parse_modern(message, OWNER, chat, call.notify, methods=methods, known=self._envelope)
+        if parsed is None:
+            return None
+        request, self._envelope = parsed
+        return request
 
-    def _start(self, parsed: ParsedRequest) -> None:
-        scope = self._scopes[str(parsed.id)] = CallScope()
-        self._spawn(parsed.id, self._answer(parsed, scope))
+    def _start(self, request: Request, call: _LineCall) -> None:
+        self._scopes[str(request.id)] = call
+        self._spawn(request.id, self._answer(request, call))
         if self._session is not None:
-            self._session.calls[str(parsed.id)] = scope
+            self._session.calls[str(request.id)] = call
 
     def _spawn(self, request_id: RequestId, work: Any) -> None:
         self._connection.begin(request_id)
         task = self._calls[str(request_id)] = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(lambda _: self._finish(request_id))
 
-    async def _answer(self, parsed: ParsedRequest, scope: CallScope) -> None:
-        with scope:
-            encoded = await self._path.answer(parsed, self._notify)
-        if scope.cancelled_caught:
+    async def _answer(self, request: Request, call: _LineCall) -> None:
+        with call:
+            response = await self._path.answer(request)
+        if call.cancelled_caught:
             if not self._closing:
                 return
-            encoded = fastpath.encode_error(parsed.id, CONNECTION_CLOSED, "Connection closed")
-        await self._connection.write(encoded.message)
-
-    async def _notify(self, message: Mapping[str, Any]) -> None:
-        await self._connection.write(to_json(message))
+            response = fastpath.encode_error(request.id, CONNECTION_CLOSED, "Connection closed")
+        await self._connection.write(response.message)
 
     async def _send(self, change: Change) -> None:
         await self._connection.write(to_json(change.notification))

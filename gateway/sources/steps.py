@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 from gateway.bundles import Step, StepsTool
 from gateway.bundles.field_types import compile_expression
 from gateway.calls import Ask, Call, ClientInfo, Outcome, Progress, no_progress, to_json
-from gateway.errors import GatewayError, InputRequired, Invalid, ToolFailed
+from gateway.errors import GatewayError, InputRequired, Invalid, StepWaiting, ToolFailed
 from gateway.render.interpolate import Scope, interpolate
 from gateway.sources.upstreams.forward import question_capabilities
 from gateway.sources.upstreams.suspended_calls import SuspendableRequest, SuspendedCalls, is_resumed
+from gateway.value import Value
 
 # Steps tools inside steps tools, and calls that one of them makes.
 DEPTH_LIMIT = 5
@@ -29,8 +30,7 @@ NOBODY = ClientInfo()
 CallStep = Callable[[Call], Awaitable[Outcome]]
 
 
-@dataclass(frozen=True)
-class _StepsRequest:
+class _StepsRequest(Value):
     """The call of a tool of steps. `full_id` returns the id of a tool that a step names."""
 
     tool: StepsTool
@@ -110,9 +110,8 @@ def make_inner_call(parent: Call, name: str, arguments: Mapping[str, Any], progr
         message=parent.message,
         parent_message=parent.parent_message,
         caller=parent.caller,
-        client=parent.client and replace(parent.client, answers={}, reply_to=None),
+        client=parent.client and replace(parent.client, answers={}),
         parent=parent,
-        approver=parent.approver,
         progress=progress,
     )
 
@@ -136,9 +135,11 @@ class _StepFailed(Exception):
 
     def __init__(self, label: str, error: GatewayError, call_id: str | None = None) -> None:
         super().__init__(label)
-        self.error = ToolFailed(
-            f"step {label}: {error.message}", code=error.code, step=label, call_id=call_id, details=error.details
-        )
+        message = f"step {label}: {error.message}"
+        if isinstance(error, InputRequired):
+            self.error: ToolFailed = StepWaiting(message, code=error.code, **{**error.details, "step": label})
+        else:
+            self.error = ToolFailed(message, code=error.code, step=label, call_id=call_id, details=error.details)
 
 
 @dataclass

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.errors import Conflict, NotFound
+from gateway.tools import Hides, hide_nothing
 from gateway.workspace import index as indexes
 from gateway.workspace.blobs import BlobStore, blob_missing
 from gateway.workspace.index import IGNORE_FILES, RACY_NANOSECONDS, File, Index
@@ -26,7 +27,7 @@ from gateway.workspace.openat import (
 from gateway.workspace.os_errors import show_path
 from gateway.workspace.protected_copies import rename_aside
 from gateway.workspace.restore import Plan, Restore, plan
-from gateway.workspace.snapshot import UNREADABLE, IgnoreSource, file_clock, scan
+from gateway.workspace.snapshot import ODD, UNREADABLE, IgnoreSource, file_clock, scan, scan_ignored
 from gateway.workspace.tree import LINK, Changes, Patch, Tree, apply, changes, diff, encode, locate
 
 NAMES = (".venv", "node_modules")
@@ -97,6 +98,14 @@ class Review:
         """The files that existed before and have changed or are deleted."""
         return tuple(sorted({*self.changes.changed, *self.changes.deleted, *self.modes}))
 
+    def joined(self, other: Review) -> Review:
+        """Return the changes of both as one review."""
+        old, new = (
+            Tree({**ours.files, **theirs.files}, {**ours.meta, **theirs.meta})
+            for ours, theirs in ((self.old, other.old), (self.new, other.new))
+        )
+        return Review(old, new, changes(old, diff(old, new)), {**self.modes, **other.modes}, self.before)
+
 
 def mode_changes(before: Index, now: Index) -> dict[str, tuple[int, int]]:
     """Return the permissions before and now of each existing file and directory whose mode changed."""
@@ -143,6 +152,18 @@ def graft(tree: Tree, other: Tree, paths: Sequence[str]) -> Tree:
     return apply(tree, Patch(files, {path: other.meta.get(path) for path in paths}))
 
 
+def keep_hidden(current: Tree, target: Tree, hides: Hides) -> tuple[Tree, list[str]]:
+    """Return `target` with the files that `hides` names as they are in `current`, and the paths that differ."""
+    if hides is hide_nothing:
+        return target, []
+    patch = diff(current, target)
+    left = {path for path in (*patch.files, *patch.meta) if hides(path)}
+    # What the target has in the place of their directories stays away, too.
+    above = {parent for path in left & current.files.keys() for parent in _above(path)}
+    left |= above & (target.files.keys() | target.meta.keys())
+    return graft(target, current, sorted(left)), sorted(left)
+
+
 _MANY = 64  # for more files, waiting until their times can be trusted is faster than reading them again
 _TICK_SECONDS = 0.005
 _CLOCK_ATTEMPTS = 20
@@ -174,6 +195,7 @@ class Checkout:
         self._opener = opener or choose_opener()
         self._ours = ours
         self._index: Index | None = None
+        self._ignored = Index()
 
     @property
     def skipped(self) -> Mapping[str, str]:
@@ -244,6 +266,53 @@ class Checkout:
                     _set_mode(self._opener, root, locate(path), mode)
         return theirs
 
+    def watch_ignored(self, alone: bool) -> Index | str:
+        """Return the small files that the last snapshot ignored; or why changes to them, or if not `alone` to others
+        that no version has, cannot be undone."""
+        lost = () if alone else self.skipped.items()
+        for path, reason in lost:
+            if reason != ODD:
+                return f"{path!r} is {reason}"
+        return self.snapshot_ignored() or ".gitignore names too many of them"
+
+    def snapshot_ignored(self, before: Index | None = None) -> Index | None:
+        """Return the small files that the last snapshot ignored, with every content durably in the blob store; or
+        those of `before` that exist in directories of the last snapshot: one that is ignored now hides what happens in
+        it. None if there are too many."""
+        with self._opened() as root:
+            return self._scan_ignored(root, before, self.index.folders if before is not None else None)
+
+    def undo_ignored(self, review: Review) -> None:
+        """Restore the ignored files of a review, with their modes, wherever the folder contains what the review has."""
+        with self._opened() as root:
+            now = self._scan_ignored(root, review.before) or Index()
+            theirs = find_changes_by_others(review.old, review.new, now, None)
+            target = graft(review.old, now.tree, theirs)
+            steps = plan(now, target)
+            for parts in steps.written.keys() - {locate(path) for path in now.tree.files}:
+                with suppress(OSError):  # no such directory: it is made, or refused, below
+                    parent = self._opener.open(root, parts[:-1], DIRECTORY)
+                    try:
+                        rename_aside(parent, parts[-1], parts[-1])  # a directory, say, or a larger file
+                    finally:
+                        os.close(parent)
+            Restore(root, self._opener, self._blobs, now).run(steps)
+            restored = self._scan_ignored(root, review.before) or Index()
+            for path, (mode, _) in mode_changes(review.before, restored).items():
+                if path not in theirs:
+                    _set_mode(self._opener, root, locate(path), mode)
+
+    def _scan_ignored(self, root: int, before: Index | None, visible: Collection[str] | None = None) -> Index | None:
+        names: dict[str, Iterable[str]] = (
+            {path: folder.ignored for path, folder in self.index.folders.items() if folder.ignored}
+            if before is None
+            else {path: each.files for path, each in before.folders.items() if visible is None or path in visible}
+        )
+        found = scan_ignored(root, self._opener, self._blobs, self._for_epoch(self._ignored), names, before is None)
+        self._blobs.sync()
+        self._ignored = found or Index()
+        return found
+
     def _rename_self_ignoring(self, now: Index, since: float) -> bool:
         """Rename new ignore files that ignore themselves; return whether there were any."""
         found = False
@@ -294,6 +363,9 @@ class Checkout:
         known = self._index
         if known is None:
             known = indexes.load(self._index_file, os.fstat(root)) if self._index_file else Index()
+        return self._for_epoch(known)
+
+    def _for_epoch(self, known: Index) -> Index:
         epoch = self._blobs.epoch()
         if known.epoch == epoch:
             return known

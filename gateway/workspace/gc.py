@@ -52,19 +52,19 @@ def sweep(blobs: FileBlobs, live: Collection[str], older_than: float, now: float
     return SweepResult(sum(map(len, removed)), len(leftovers), sum(map(sum, removed)) + sum(leftovers))
 
 
-def remove_leftovers(folder: Path, before: float, opener: PathOpener | None = None) -> int:
+def remove_leftovers(folder: Path, before: float) -> int:
     """Remove temporary files that killed writers left in a workspace; return their number.
 
     Removes only names of our pattern that are older than `before`. Follows no link; searches at most `WALK_LIMIT`
     directories.
     """
-    removed, pending = 0, list[Parts]([()])
+    removed, pending, opener = 0, list[Parts]([()]), choose_opener()
     root = os.open(folder, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
     try:
         for _ in range(WALK_LIMIT):
             if not pending:
                 break
-            gone, below = _remove_leftovers(opener or choose_opener(), root, pending.pop(), before)
+            gone, below = _remove_leftovers(opener, root, pending.pop(), before)
             pending += below
             removed += gone
     finally:

@@ -1,7 +1,8 @@
-"""The history of a chat's versions: newest first, each with its changes."""
+"""A chat's versions as rows: trees from chains of patches, new rows, and the history with the changes of each."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from gateway.db import timestamp
 from gateway.db.manifests import ManifestRow
+from gateway.names import new_id
 from gateway.workspace.tree import EMPTY, Changes, Patch, Tree, apply, changes, diff
 
 if TYPE_CHECKING:
@@ -48,8 +51,8 @@ async def history(versions: Versions, chat: str, *, before: str | None = None, l
     if not rows:
         return []
     head = await versions.manifests.head(chat)
-    messages = await versions.manifests.messages(chat, rows[-1].id, rows[0].id)
-    tools = await versions.manifests.tools([row.source_ref for row in rows if row.source_ref is not None])
+    messages = await versions.manifests.load_messages(chat, rows[-1].id, rows[0].id)
+    tools = await versions.manifests.load_tool_names([row.source_ref for row in rows if row.source_ref is not None])
     made = await _changes(versions, chat, rows)
     return [
         Version(
@@ -105,3 +108,58 @@ def _step(old: Tree, row: ManifestRow) -> tuple[Changes, Tree]:
     if row.depth == 0:  # kept whole, so it says nothing of what is gone
         patch = diff(old, apply(EMPTY, patch))
     return changes(old, patch), apply(old, patch)
+
+
+DEPTH_LIMIT = 1024
+_ENTRY_BYTES = 71  # a digest, its quotes, colon and comma
+
+
+def assemble(chain: Sequence[tuple[str, str]]) -> Tree:
+    """Build the tree of a chain of patches, which begins with a full one."""
+    combined = Patch()
+    for patch, meta_patch in chain:
+        combined = combined.then(Patch(orjson.loads(patch), orjson.loads(meta_patch)))
+    return apply(EMPTY, combined)
+
+
+def new_row(
+    chat: str, parent: ManifestRow | None, old: Tree, patch: Patch, source: str, source_ref: str | None
+) -> ManifestRow:
+    """Return the row for `patch` on top of its parent's tree `old`. It stores the patch, or the whole tree once the
+    chain of patches is half as large as the whole: reading stays cheap and history small."""
+    files, meta = _json(dict(patch.files)), _json(dict(patch.meta))
+    full = (parent.full_bytes if parent else 0) + _growth(old, patch)
+    depth = parent.depth + 1 if parent else 0
+    chain = (parent.chain_bytes if parent else 0) + len(files) + len(meta)
+    if parent is None or depth > DEPTH_LIMIT or chain * 2 > full:
+        new = apply(old, patch)
+        depth, chain, files, meta = 0, 0, _json(dict(new.files)), _json(dict(new.meta))
+        full = len(files)
+    return ManifestRow(
+        id=new_id(),
+        chat_id=chat,
+        parent_id=parent.id if parent else None,
+        depth=depth,
+        chain_bytes=chain,
+        full_bytes=full,
+        patch=files,
+        meta_patch=meta,
+        created_at=timestamp(time.time()),
+        source=source,
+        source_ref=source_ref,
+    )
+
+
+def _growth(old: Tree, patch: Patch) -> int:
+    """Return the growth of the full tree in bytes."""
+    growth = 0
+    for path, digest in patch.files.items():
+        if digest is None:
+            growth -= len(path) + _ENTRY_BYTES
+        elif path not in old.files:
+            growth += len(path) + _ENTRY_BYTES
+    return growth
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()

@@ -40,7 +40,7 @@ class Root:
     """
 
     def __init__(self, directory: Path, opener: PathOpener | None = None) -> None:
-        self._opener = opener or choose_opener()
+        self.opener = opener or choose_opener()
         self._fd = os.open(directory, os.O_DIRECTORY | os.O_CLOEXEC | os.O_RDONLY)
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class Root:
     def open(self, parts: Parts) -> BinaryIO:
         """Open a regular file for reading; refuse anything else without blocking on it."""
         with translate_os_errors(parts):
-            fd = self._opener.open(self._fd, parts, READING)
+            fd = self.opener.open(self._fd, parts, READING)
         try:
             _require_regular(os.fstat(fd), parts)
         except GatewayError:
@@ -90,7 +90,7 @@ class Root:
 
     def walk(self, parts: Parts = (), depth: int = ANY_DEPTH, enter: Callable[[Entry], bool] | None = None) -> Walk:
         """Walk a directory; `enter` chooses the directories to descend into, all by default."""
-        return Walk(self._opener, lambda: self._directory(parts, LISTING), parts, depth, enter or (lambda entry: True))
+        return Walk(self.opener, lambda: self._directory(parts, LISTING), parts, depth, enter or (lambda entry: True))
 
     def create(self, parts: Parts, content: bytes, mode: int | None = None) -> None:
         """Write a new file; refused if the path exists."""
@@ -98,7 +98,7 @@ class Root:
         if found is not None and found.kind == "directory":
             raise os_errors.is_directory(repr(show_path(parts)))
         with self._temporary_file(parts, content, mode) as (parent, temporary):
-            self._opener.rename_new(parent, temporary, parent, parts[-1])
+            self.opener.rename_new(parent, temporary, parent, parts[-1])
 
     def replace(
         self, parts: Parts, content: bytes, *, seen: os.stat_result | None = None, mode: int | None = None
@@ -119,7 +119,7 @@ class Root:
         """Create the directory and its parents; return those that did not exist."""
         made: list[Parts] = []
         with translate_os_errors(parts):
-            here = self._opener.open(self._fd, (), DIRECTORY)
+            here = self.opener.open(self._fd, (), DIRECTORY)
             for depth in range(1, len(parts) + 1):
                 here, new = self._make_directory(here, parts[:depth])
                 if new:
@@ -140,7 +140,7 @@ class Root:
     def remove_tree(self, parts: Parts) -> Removed:
         """Remove a directory and its content, yielding each removed path."""
         with self._parent(parts) as parent:
-            yield from remove_tree(self._opener, parent, parts)
+            yield from remove_tree(self.opener, parent, parts)
 
     def rename(self, source: Parts, target: Parts, *, over: bool = False) -> None:
         """Rename an entry. An existing target is replaced only with `over`, and never if it is a directory that is not
@@ -151,7 +151,7 @@ class Root:
         self.stat(source)  # so that a missing source is reported by its own path
         with self._parent(source) as old, self._parent(target) as new:
             if not over:
-                self._opener.rename_new(old, source[-1], new, target[-1])
+                self.opener.rename_new(old, source[-1], new, target[-1])
                 return
             try:
                 os.rename(source[-1], target[-1], src_dir_fd=old, dst_dir_fd=new)
@@ -159,11 +159,21 @@ class Root:
                 raise os_errors.exists(repr(show_path(target))) from None
 
     @contextmanager
+    def opened(self, parts: Parts) -> Iterator[int]:
+        """Open a directory for the time of a `with` statement."""
+        with translate_os_errors(parts):
+            directory = self._directory(parts, LISTING)
+        try:
+            yield directory
+        finally:
+            os.close(directory)
+
+    @contextmanager
     def _parent(self, parts: Parts) -> Iterator[int]:
         if not parts:
             raise Invalid("the workspace root itself cannot be changed; name something in it", code="INVALID_PATH")
         with translate_os_errors(parts):
-            parent = self._opener.open(self._fd, parts[:-1], DIRECTORY)
+            parent = self.opener.open(self._fd, parts[:-1], DIRECTORY)
             try:
                 yield parent
             finally:
@@ -171,7 +181,7 @@ class Root:
 
     def _directory(self, parts: Parts, flags: int) -> int:
         try:
-            return self._opener.open(self._fd, parts, flags)
+            return self.opener.open(self._fd, parts, flags)
         except NotADirectoryError:
             self.stat(parts)  # raises if it is missing; otherwise it is not a directory
             raise os_errors.not_a_directory(repr(show_path(parts))) from None
@@ -197,10 +207,10 @@ class Root:
     def _make_directory(self, above: int, parts: Parts) -> tuple[int, bool]:
         try:
             with suppress(FileNotFoundError):
-                return self._opener.open(above, parts[-1:], DIRECTORY), False
+                return self.opener.open(above, parts[-1:], DIRECTORY), False
             with suppress(FileExistsError):
                 os.mkdir(parts[-1], dir_fd=above)
-            return self._opener.open(above, parts[-1:], DIRECTORY), True
+            return self.opener.open(above, parts[-1:], DIRECTORY), True
         except NotADirectoryError:
             raise os_errors.not_a_directory(repr(show_path(parts))) from None
         finally:

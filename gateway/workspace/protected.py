@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from gateway.errors import Unavailable
-from gateway.workspace.openat import LISTING, restore_access_below
+from gateway.tools import Hides
+from gateway.workspace.openat import LISTING, READING, restore_access_below
+
+# Names that editors, git and its hook managers obey only in a folder that a person opens or commits in.
+_PROJECT_SETTINGS = frozenset(
+    {
+        *(".vscode", ".idea", ".vs", ".zed"),  # tasks, and paths of interpreters and linters
+        *(".devcontainer", ".devcontainer.json"),
+        *(".husky", ".githooks", ".pre-commit-config.yaml"),  # run by git, where core.hooksPath or its own hooks say so
+        *("lefthook.yml", "lefthook.yaml", ".lefthook.yml", ".lefthook.yaml"),
+    }
+)
 
 # Names of files, and of directories with all their content, at any depth.
 PROTECTED_NAMES = frozenset(
     {
         ".git",  # hooks, and settings that name programs
         ".hg",
-        ".envrc",  # run by direnv on entering the folder
-        ".vscode",  # tasks, and paths of interpreters and linters
-        ".idea",
-        ".cursor",  # servers and hooks that clients start
-        ".claude",
-        ".mcp.json",
-        "toolgate.yaml",  # our own rules
-        # Read by shells as they start, where the folder is somebody's home.
-        *(".bash_login", ".bash_logout", ".bash_profile", ".bashrc", ".profile"),
-        *(".zlogin", ".zlogout", ".zprofile", ".zshenv", ".zshrc"),
+        *(".envrc", "mise.toml", ".mise.toml", ".mise"),  # run by direnv and mise on entering the folder
+        # Servers and hooks that clients start.
+        *(".mcp.json", ".cursor", ".claude", ".codex", ".gemini", ".windsurf", ".kiro", ".roo", ".amazonq", ".junie"),
+        *(".opencode", "opencode.json", "opencode.jsonc"),
+        *("toolgate.yaml", "toolgate.yml"),  # our own rules
+        # Read by programs as they start, where the folder is somebody's home.
+        *(".bash_login", ".bash_logout", ".bash_profile", ".bashrc", ".profile", ".kshrc"),
+        *(".zlogin", ".zlogout", ".zprofile", ".zshenv", ".zshrc", ".cshrc", ".tcshrc", ".login", ".logout"),
+        *(".xinitrc", ".xprofile", ".xsession", ".gitconfig", ".ssh"),
     }
+    | _PROJECT_SETTINGS
 )
 
 # The parts of a repository that name programs to run, or other places that do. The rest may change.
@@ -43,8 +56,8 @@ _REPOSITORY = {
     ".hg": ("hgrc",),
 }
 
-# Many packages contain editor folders, which editors only obey in a folder that is opened as a project.
-_IN_PACKAGES = PROTECTED_NAMES - {".vscode", ".idea"}
+# Many packages contain such files, and nobody opens a package as a project.
+_IN_PACKAGES = PROTECTED_NAMES - _PROJECT_SETTINGS
 
 _PACKAGES = ("node_modules", "site-packages")
 
@@ -56,6 +69,12 @@ FILES_LIMIT = 1000
 MOUNTS_LIMIT = 16
 
 DEPTH_LIMIT = 100
+
+_PATHS_NAMED = 3
+
+_HOOKS_PATH = re.compile(r'^[ \t]*(?:\[core\][ \t]*)?hookspath[ \t]*=[ \t]*"?([^"#;\n]*)', re.IGNORECASE | re.MULTILINE)
+_SETTINGS_BYTES = 64 * 1024
+
 # Raised for a path that is gone meanwhile, or that belongs to another user.
 SKIPPED_ERRORS = (FileNotFoundError, NotADirectoryError, PermissionError)
 
@@ -82,6 +101,12 @@ def find_protected(folder: Path) -> Protected:
     too_deep: list[str] = []
     with open_folder(folder) as top:
         find_below(top, found, too_deep)
+    whole = [each.path for each in found if each.whole]
+    for repository in [each.path for each in found if not each.whole]:
+        for path in _list_named_hooks(folder, repository):
+            if not is_approved(whole, path) and (kind := _find_kind(folder, path)) is not None:
+                found.append(ProtectedFile(path, True, kind))
+                whole.append(path)
     if len(found) > FILES_LIMIT:
         raise Unavailable(
             f"the folder {str(folder)!r} has {len(found)} protected files (such as .git/hooks and .vscode, "
@@ -97,10 +122,85 @@ def find_protected(folder: Path) -> Protected:
     return tuple(sorted(found))
 
 
-def paths_to_mount(before: Protected, approved: Sequence[str]) -> tuple[str, ...]:
-    """Return the paths to mount read-only: the topmost ones, except those in which a change is approved."""
-    fitting = [each.path for each in before if each.mountable and not touches_approved(approved, each.path)]
-    return tuple(sorted(fitting, key=lambda path: path.count("/"))[:MOUNTS_LIMIT])
+def find_named_hooks(folder: Path, paths: Sequence[str]) -> list[str]:
+    """Return the paths that lie in, or contain, a directory which `core.hooksPath` names in a repository above them.
+    Blocks."""
+    found = []
+    hooks = cache(lambda repository: [*_list_named_hooks(folder, repository)])
+    for path in paths:
+        for plain in relative(folder, (path,), str(folder)):
+            parts = plain.split("/")
+            above = ("/".join((*parts[:depth], ".git")) for depth in range(len(parts)))
+            if any(touches_approved(hooks(repository), plain) for repository in above):
+                found.append(path)
+    return found
+
+
+def _list_named_hooks(folder: Path, repository: str) -> Iterator[str]:
+    """Yield the directories in the folder that the settings of a repository, such as `sub/.git`, name for its hooks.
+    Settings elsewhere that these include are not read."""
+    base = repository.rpartition("/")[0]
+    for name in ("config", "config.worktree"):
+        try:
+            fd = os.open(folder / repository / name, READING)
+        except OSError:
+            continue
+        try:
+            is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+            text = os.fsdecode(os.read(fd, _SETTINGS_BYTES)) if is_file else ""
+        finally:
+            os.close(fd)
+        for value in map(str.strip, _HOOKS_PATH.findall(text)):
+            path = value if value.startswith("/") or not base else f"{base}/{value}"
+            yield from filter(None, relative(folder, (path,), str(folder)))
+
+
+def _find_kind(folder: Path, path: str) -> int | None:
+    """Return the kind of a file, 0 if there is none; None if it is not in a directory, or behind a link."""
+    *above, _ = parts = path.split("/")
+    kinds = [_lstat_kind(folder.joinpath(*parts[:depth])) for depth in range(1, len(parts) + 1)]
+    return kinds[-1] if kinds[:-1] == [stat.S_IFDIR] * len(above) else None
+
+
+def _lstat_kind(path: Path) -> int:
+    try:
+        return stat.S_IFMT(path.lstat().st_mode)
+    except OSError:
+        return 0
+
+
+class ProtectedReason(str):
+    """A reason to ask that names protected files: an answer counts for one call."""
+
+
+def is_protected(path: str) -> bool:
+    """Return whether a path is that of a protected file, or of something in one."""
+    return not PROTECTED_NAMES.isdisjoint(path.casefold().split("/"))
+
+
+def spare_protected(hides: Hides) -> Hides:
+    """Return a predicate for protected files, and those that `hides` names."""
+    return lambda path, agreed=frozenset(): "it is protected" if is_protected(path) else hides(path, agreed)
+
+
+def reason_to_ask(tool: str, paths: Sequence[str]) -> ProtectedReason:
+    """Return why a person is asked before a tool touches these protected paths."""
+    names = ", ".join(repr(path[:200]) for path in paths[:_PATHS_NAMED])
+    more = f" and {len(paths) - _PATHS_NAMED} more" if len(paths) > _PATHS_NAMED else ""
+    return ProtectedReason(
+        f"{tool} touches {names}{more}, which other programs on this machine run or read as settings"
+    )
+
+
+def paths_to_mount(before: Protected, approved: Sequence[str], *, repositories: bool = False) -> tuple[str, ...]:
+    """Return the paths to mount read-only: the topmost ones, except those in which a change is approved. With
+    `repositories` the whole of them is mounted, else the parts that are protected."""
+    fitting = [each.path for each in before if each.mountable or (repositories and stat.S_ISDIR(each.kind))]
+    mounts: list[str] = []
+    for path in sorted(fitting, key=lambda path: path.count("/")):
+        if len(mounts) < MOUNTS_LIMIT and not is_approved(mounts, path) and not touches_approved(approved, path):
+            mounts.append(path)
+    return tuple(mounts)
 
 
 def relative(folder: Path, paths: Sequence[str], inside: str) -> tuple[str, ...]:

@@ -151,7 +151,7 @@ def _begin(
     approved: Sequence[str],
     repositories: bool,
 ) -> None:
-    copied = [each.path for each in before if each.whole and each.path not in mounts]
+    copied = [each.path for each in before if each.whole and not is_approved(tuple(mounts), each.path)]
     files: dict[str, Any] = {}
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir(0o700, parents=True)

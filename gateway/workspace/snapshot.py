@@ -8,8 +8,8 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, Protocol
@@ -47,6 +47,10 @@ _INACCESSIBLE = {
 
 _OPEN_LIMIT = 16  # nested directories open at once
 
+# Ignored files that are watched: settings and notes. Larger ones are data, logs and results of programs.
+WATCHED_BYTES = 1024 * 1024
+WATCHED_FILES, WATCHED_TOTAL = 2000, 32 * 1024 * 1024
+
 
 class IgnoreRules(Protocol):
     """The ignore rules in a directory; equal rules have equal keys, also in other processes."""
@@ -83,6 +87,28 @@ def scan(
     if len(folders) == len(known.folders) and all(known.folders.get(path) is folders[path] for path in folders):
         return known  # its tree is already computed
     return known.derive(folders)
+
+
+def scan_ignored(
+    root: int, opener: PathOpener, blobs: BlobStore, known: Index, names: Mapping[str, Iterable[str]], limited: bool
+) -> Index | None:
+    """Scan small files that an earlier scan of the workspace has ignored, by their directories, and put every content
+    into `blobs`; directories are left out. With `limited`, None if there are too many files."""
+    search = _Scan(root, opener, blobs, known, None, False)
+    folders: dict[str, Folder] = {}
+    files, size = 0, 0
+    for path, inside in names.items():
+        with suppress(OSError), search.open_folder(path) as directory:
+            small = {name: found.st_size for name in inside if (found := _stat(directory, name)) and _is_watched(found)}
+            files, size = files + len(small), size + sum(small.values())
+            if limited and (files > WATCHED_FILES or size > WATCHED_TOTAL):
+                return None
+            folders[path] = search.look_at(directory, path, small)
+    return known.derive(folders)
+
+
+def _is_watched(found: os.stat_result) -> bool:
+    return not stat.S_ISDIR(found.st_mode) and found.st_size <= WATCHED_BYTES
 
 
 def file_clock(root: int) -> int:
@@ -223,6 +249,19 @@ class _Scan:
                 else:
                     findings[name] = self._look(directory, name, known.get(name))
         return _with_findings(replace(folder, folders=tuple(folders), ignored=frozenset(ignored)), findings)
+
+    @contextmanager
+    def open_folder(self, path: str) -> Iterator[int]:
+        directory = self._open(self._root, tuple(path.split("/")) if path else ())
+        try:
+            yield directory
+        finally:
+            os.close(directory)
+
+    def look_at(self, directory: int, path: str, names: Iterable[str]) -> Folder:
+        """Look at the named files of a directory."""
+        known = self._known.get(path, Folder(path)).files
+        return _with_findings(Folder(path), {name: self._look(directory, name, known.get(name)) for name in names})
 
     def _look(self, directory: int, name: str, known: File | None) -> ScanResult:
         found = _stat(directory, name)

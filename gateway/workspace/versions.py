@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib
 import logging
 import math
 import os
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -21,46 +20,31 @@ import anyio.from_thread
 import anyio.to_thread
 import orjson
 
-from gateway.db import timestamp
-from gateway.db.chats import Chats
+from gateway.db.chats import Chats, foreign_chat_error
 from gateway.db.manifests import Head, ManifestRow, Manifests
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, NotFound
-from gateway.files import FileLock
-from gateway.names import new_id
 from gateway.tasks import TaskSet
+from gateway.tools import Hides, Permission, hide_nothing
 from gateway.workspace import gc as sweeping
-from gateway.workspace import protected_copies
+from gateway.workspace import protected_copies, unversioned
 from gateway.workspace.blobs import FileBlobs
-from gateway.workspace.checkout import Checkout, PackageDirectories, Review, graft, mode_changes
+from gateway.workspace.checkout import Checkout, Review, graft, keep_hidden, mode_changes
 from gateway.workspace.diff import OUTPUT_LIMIT, Comparison, compare
 from gateway.workspace.globs import Selection
+from gateway.workspace.history import assemble, new_row
 from gateway.workspace.index import Index
-from gateway.workspace.openat import ensure_accessible
+from gateway.workspace.openat import Parts, ensure_accessible
+from gateway.workspace.os_errors import show_path
 from gateway.workspace.paths import Root
-from gateway.workspace.tree import EMPTY, Changes, Patch, Tree, apply, changes, diff
-from gateway.workspace.workspaces import Workspaces
+from gateway.workspace.protected import spare_protected
+from gateway.workspace.tree import EMPTY, Changes, Patch, Tree, changes, diff, locate
+from gateway.workspace.workspaces import ChatLock, Workspaces
 
 INDEX_SECONDS = 30.0
 # In a chat's directory: the manifest that its files are at, empty for no files.
 HEAD_FILE = "head"
 # Age of a temporary file whose writer is certainly gone.
 LEFTOVER_SECONDS = 3600.0
-
-
-class ChatLock:
-    """`async with lock.held():` is alone with the chat's files, among the tasks of this process and among processes. A
-    killed holder releases it by dying."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._tasks = anyio.Lock(fast_acquire=True)
-
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        async with self._tasks:
-            with closing(FileLock(self._path)) as lock:
-                await lock.acquire()
-                yield
 
 
 class OpenChat:
@@ -80,7 +64,7 @@ class OpenChat:
             self._swept.touch(0o600)
         self.swept_at = self._swept.stat().st_mtime
         self._attached = attached
-        ignore = _ignore() if attached else PackageDirectories()
+        ignore = unversioned.ignore_source(attached)
         self.checkout = Checkout(folder, self.blobs, directory / "index", ignore, ours=not attached)
         self.manifest: str | None = None
         self.tree = EMPTY
@@ -113,69 +97,9 @@ class OpenChat:
         return replace(swept, temporary=swept.temporary + leftovers)
 
 
-def _ignore() -> Any:
-    # pathspec is slow to import, and only attached folders need .gitignore rules
-    return importlib.import_module(".ignore", __package__).GitIgnore()
-
-
 def _digests(patches: Iterable[str]) -> set[str]:
     """Return every digest that a patch adds: together, all blobs that any manifest needs."""
     return {digest for patch in patches for digest in orjson.loads(patch).values() if digest is not None}
-
-
-DEPTH_LIMIT = 1024
-_ENTRY_BYTES = 71  # a digest, its quotes, colon and comma
-
-
-def assemble(chain: Sequence[tuple[str, str]]) -> Tree:
-    """Build the tree of a chain of patches, which begins with a full one."""
-    combined = Patch()
-    for patch, meta_patch in chain:
-        combined = combined.then(Patch(orjson.loads(patch), orjson.loads(meta_patch)))
-    return apply(EMPTY, combined)
-
-
-def new_row(
-    chat: str, parent: ManifestRow | None, old: Tree, patch: Patch, source: str, source_ref: str | None
-) -> ManifestRow:
-    """Return the row for `patch` on top of its parent's tree `old`. It stores the patch, or the whole tree once the
-    chain of patches is half as large as the whole: reading stays cheap and history small."""
-    files, meta = _json(dict(patch.files)), _json(dict(patch.meta))
-    full = (parent.full_bytes if parent else 0) + _growth(old, patch)
-    depth = parent.depth + 1 if parent else 0
-    chain = (parent.chain_bytes if parent else 0) + len(files) + len(meta)
-    if parent is None or depth > DEPTH_LIMIT or chain * 2 > full:
-        new = apply(old, patch)
-        depth, chain, files, meta = 0, 0, _json(dict(new.files)), _json(dict(new.meta))
-        full = len(files)
-    return ManifestRow(
-        id=new_id(),
-        chat_id=chat,
-        parent_id=parent.id if parent else None,
-        depth=depth,
-        chain_bytes=chain,
-        full_bytes=full,
-        patch=files,
-        meta_patch=meta,
-        created_at=timestamp(time.time()),
-        source=source,
-        source_ref=source_ref,
-    )
-
-
-def _growth(old: Tree, patch: Patch) -> int:
-    """Return the growth of the full tree in bytes."""
-    growth = 0
-    for path, digest in patch.files.items():
-        if digest is None:
-            growth -= len(path) + _ENTRY_BYTES
-        elif path not in old.files:
-            growth += len(path) + _ENTRY_BYTES
-    return growth
-
-
-def _json(value: object) -> str:
-    return orjson.dumps(value).decode()
 
 
 log = logging.getLogger(__name__)
@@ -201,10 +125,21 @@ Listener = Callable[[str, Changes], None]
 
 
 class Versions:
-    """The versions of every chat. `hold` a chat to change its files or head; reading needs no lock."""
+    """The versions of every chat. `hold` a chat to change its files or head; reading needs no lock.
 
-    def __init__(self, manifests: Manifests, chats: Chats, workspaces: Workspaces) -> None:
+    A call that switches to the files of another message needs the level to write, which `permission` allows at most.
+    Files `denied` by a rule and protected ones of an attached folder stay as they are."""
+
+    def __init__(
+        self,
+        manifests: Manifests,
+        chats: Chats,
+        workspaces: Workspaces,
+        permission: Permission = Permission.EXECUTE,
+    ) -> None:
         self.manifests = manifests
+        self.permission = permission
+        self.denied: Hides = hide_nothing
         self._chats = chats
         self._workspaces = workspaces
         self._open: OrderedDict[str, OpenChat] = OrderedDict()
@@ -231,13 +166,13 @@ class Versions:
 
     async def require_owner(self, chat: str, principal: str) -> None:
         if await self._chats.claim(chat, principal) != principal:
-            raise _foreign_chat_error(chat)
+            raise foreign_chat_error(chat)
 
     async def may_read(self, chat: str, principal: str) -> bool:
         """Return whether the chat has files to read; refused for somebody else's chat. Creates and claims no chat."""
         owner = await self._chats.owner(chat)
         if owner not in (None, principal):
-            raise _foreign_chat_error(chat)
+            raise foreign_chat_error(chat)
         return owner is not None or self._workspaces.is_attached(chat)
 
     def root(self, chat: str) -> Root:
@@ -260,7 +195,7 @@ class Versions:
         opened = await self._open_chat(chat)
         if opened.manifest == manifest:
             return opened.tree
-        return await self.in_thread(assemble, await self.manifests.chain(manifest))
+        return await self.in_thread(assemble, await self.manifests.load_chain(manifest))
 
     async def open_blob(self, chat: str, digest: str) -> BinaryIO:
         """Open a blob by its digest; verified as it is read."""
@@ -374,6 +309,7 @@ class HeldChat:
 
     def __init__(self, versions: Versions, opened: OpenChat, head: Head) -> None:
         self.head = head
+        self.left_out: list[str] = []  # hidden files that the last restore left as they were
         self._seen: Tree | None = None  # on disk at the last scan; later changes must not be overwritten
         self._versions = versions
         self._opened = opened
@@ -437,14 +373,14 @@ class HeldChat:
         """Restore the files of the head, and save the current ones as a version beside it. Changes by somebody else
         since the review stay, as do changes later than `until`; the call began at `since`."""
         chat, checkout, work = self._opened.chat, self._opened.checkout, self._versions.in_thread
-        await self._manifests.intend(chat, self.head.manifest_id or "")
+        await self._manifests.record_pending_restore(chat, self.head.manifest_id or "")
         try:
             after = await work(checkout.restore_ignore_files, review.old, review.before, since)
             left = [path for path in diff(after, review.new).files if path in review.new.files]
             version = await self._store_branch(source, source_ref, graft(after, review.new, left))
             theirs = await work(checkout.undo_changes, review.old, after, review.before, until)
         finally:
-            await self._manifests.move(chat, self.head.manifest_id, self.head.manifest_id)
+            await self._manifests.set_head(chat, self.head.manifest_id, self.head.manifest_id)
         if theirs:
             log.warning(
                 "chat %r: files changed by somebody else while a call was undone were kept: %s", chat, theirs[:20]
@@ -468,22 +404,30 @@ class HeldChat:
         await self._announce(old, patch)
         return row.id
 
-    async def checkout(self, manifest: str | None, message: str | None = None) -> Changes:
-        """Restore a manifest's files and make it the head, after saving the files on disk as a version."""
+    async def checkout(self, manifest: str | None, message: str | None = None, hides: Hides = hide_nothing) -> Changes:
+        """Restore a manifest's files and make it the head, after saving the files on disk as a version. Hidden files
+        stay as they are; if they differ, the head is a version with them on top of the manifest."""
         await self.save("edit")
+        if hides is not hide_nothing:
+            target = await self._versions.tree(self._opened.chat, manifest)
+            kept = await self._keep_hidden(target, hides)
+            if self.left_out:
+                manifest = await self._store_on_top(manifest, target, kept, "edit")
         if manifest == self.head.manifest_id:
-            await self._manifests.move(self._opened.chat, manifest, manifest, message)
+            await self._manifests.set_head(self._opened.chat, manifest, manifest, message)
             self.head = replace(self.head, message_id=message or self.head.message_id)
             return Changes()
         return await self._materialize(manifest, message)
 
-    async def branch(self, manifest: str | None, source_ref: str, message: str | None = None) -> Changes:
+    async def branch(
+        self, manifest: str | None, source_ref: str, message: str | None = None, hides: Hides = hide_nothing
+    ) -> Changes:
         """Restore a manifest's files as a new version on top of it, from which later changes branch off."""
         await self.save("edit")
         row = await self._parent()
         if manifest == self.head.manifest_id or (row and (row.source, row.parent_id) == (BRANCH, manifest)):
             return await self.checkout(self.head.manifest_id, message)
-        return await self.checkout(await self._store_branch_point(manifest, source_ref), message)
+        return await self.checkout(await self._store_branch_point(manifest, source_ref), message, hides)
 
     async def before(self) -> str | None:
         """Return the version before the head, to undo to; None means no files. Refused at the first version."""
@@ -494,19 +438,21 @@ class HeldChat:
             raise NotFound("nothing to undo: this is the first version", code="NOTHING_TO_UNDO")
         return row.parent_id
 
-    async def put(self, tree: Tree, source: str, source_ref: str | None = None) -> Changes:
-        """Restore a tree as a new version on top of the head, after saving the files on disk."""
+    async def put(self, tree: Tree, source: str, source_ref: str | None = None, hides: Hides = hide_nothing) -> Changes:
+        """Restore a tree as a new version on top of the head, after saving the files on disk. Hidden files stay as
+        they are."""
         await self.save("edit")
         old = await self._tree()
-        patch = diff(old, tree)
+        patch = diff(old, await self._keep_hidden(tree, hides))
         if not patch:
             return Changes()
         row = await self._row(old, patch, source, source_ref)
         await self._manifests.store(row)
         return await self._materialize(row.id)
 
-    async def switch(self, message: str, parent: str | None) -> None:
-        """Switch to the files of a message: continue at the head, or branch from an earlier message."""
+    async def switch(self, message: str, parent: str | None, level: Permission = Permission.EXECUTE) -> None:
+        """Switch to the files of a message: continue at the head, or branch from an earlier message. Refused if the
+        `level` of the caller does not allow that change."""
         chat = self._opened.chat
         if message == self.head.message_id:
             return
@@ -514,7 +460,11 @@ class HeldChat:
         base = message if known else parent
         goes_on = base is None or base == self.head.message_id
         above = parent if parent is not None else self.head.message_id
-        target = None if goes_on else await self._manifests.of_message(chat, str(base))
+        target = None if goes_on else await self._manifests.find_by_message(chat, str(base))
+        if not goes_on and Permission.READ_ONLY in (level, self._versions.permission):
+            await self.save("edit")
+            if diff(await self._tree(), await self._versions.tree(chat, target)):
+                raise Forbidden("the files of that message are others than now, and this caller may only read")
         if not known:
             # without a parent message, its files are the chat's current ones
             own = await self.save("edit") if above is None else None
@@ -522,21 +472,66 @@ class HeldChat:
                 own = target = await self._store_branch_point(target, message)
             await self._manifests.store_message(chat, message, above, own)
         if goes_on:
-            await self._manifests.move(chat, self.head.manifest_id, self.head.manifest_id, message)
+            await self._manifests.set_head(chat, self.head.manifest_id, self.head.manifest_id, message)
             self.head = replace(self.head, message_id=message)
         else:
-            await self.checkout(target, message)
+            denied = self._versions.denied
+            await self.checkout(target, message, denied if self._opened.protected is None else spare_protected(denied))
+
+    async def keep(self, files: Sequence[Parts], call: str) -> None:
+        """Keep files that no version has, as they are before a call; `restore_kept` brings them back."""
+        with self._versions.root(self._opened.chat) as root:
+            work = (unversioned.store, root, self._opened.blobs, await self._tree(), files)
+            await self._store_branch(unversioned.KEPT, call, await self._versions.in_thread(*work))
+
+    async def scan_ignored(self, alone: bool = True) -> Index | str:
+        """Return the small files that the last scan ignored; or why they, or if not `alone` others, are not watched."""
+        return await self._versions.in_thread(self._opened.checkout.watch_ignored, alone)
+
+    async def review_ignored(self, before: Index) -> Review:
+        """Return the changes to ignored files since `before`."""
+        after = await self._versions.in_thread(self._opened.checkout.snapshot_ignored, before) or Index()
+        what = changes(before.tree, diff(before.tree, after.tree))
+        return Review(before.tree, after.tree, what, mode_changes(before, after), before)
+
+    async def keep_ignored(self, review: Review, call: str) -> tuple[Parts, ...]:
+        """Keep the content that ignored files had before a call changed or deleted them; return their paths."""
+        paths = (*review.changes.changed, *review.changes.deleted)
+        if paths:
+            await self._store_branch(unversioned.KEPT, call, graft(await self._tree(), review.old, paths))
+        return tuple(map(locate, paths))
+
+    async def undo_ignored(self, review: Review, call: str) -> None:
+        """Restore ignored files after a call, and save what they contained as a version beside the head."""
+        await self._store_branch("undone", call, graft(await self._tree(), review.new, review.changes.changed))
+        await self._versions.in_thread(self._opened.checkout.undo_ignored, review)
+
+    async def restore_kept(self, hides: Hides = hide_nothing) -> unversioned.RestoredCopies | None:
+        """Bring back what the latest call since the head replaced or deleted and no version has, but for hidden files;
+        None if there is nothing. What it replaces now is kept, too."""
+        work, chat, head = self._versions.in_thread, self._opened.chat, await self._tree()
+        with self._versions.root(chat) as root:
+            for row in await self._manifests.beside(chat, self.head.manifest_id, unversioned.KEPT):
+                kept = await self._versions.tree(chat, row.id)
+                old = await self._versions.tree(chat, row.parent_id)
+                changed, existing = await work(unversioned.changed_since, root, old, kept, hides)
+                if changed:
+                    tree = await work(unversioned.store, root, self._opened.blobs, head, existing)
+                    replaced = await self._store_branch("undone", row.source_ref, tree)
+                    await work(unversioned.put_back, root, self._opened.blobs, kept, changed)
+                    return unversioned.RestoredCopies(tuple(map(show_path, changed)), row.source_ref, replaced)
+        return None
 
     async def _materialize(self, manifest: str | None, message: str | None = None) -> Changes:
         chat = self._opened.chat
         target = await self._versions.tree(chat, manifest)
-        await self._manifests.intend(chat, manifest or "")
+        await self._manifests.record_pending_restore(chat, manifest or "")
         try:
             what = await self._versions.in_thread(self._opened.checkout.materialize, target, self._seen)
         except GatewayError:  # repeating it would be refused too, so the head stays
-            await self._manifests.move(chat, self.head.manifest_id, self.head.manifest_id)
+            await self._manifests.set_head(chat, self.head.manifest_id, self.head.manifest_id)
             raise
-        await self._manifests.move(chat, manifest, self.head.manifest_id, message)
+        await self._manifests.set_head(chat, manifest, self.head.manifest_id, message)
         self._set_head(manifest, target, message)
         self._versions.announce(chat, what)
         return what
@@ -558,11 +553,20 @@ class HeldChat:
 
     async def _store_branch_point(self, manifest: str | None, source_ref: str) -> str:
         """Store a version with the files of a manifest, from which a branch begins."""
-        parent = await self._manifests.find(manifest) if manifest is not None else None
         tree = await self._versions.tree(self._opened.chat, manifest)
-        row = new_row(self._opened.chat, parent, tree, Patch(), BRANCH, source_ref)
+        return await self._store_on_top(manifest, tree, tree, BRANCH, source_ref)
+
+    async def _store_on_top(
+        self, manifest: str | None, old: Tree, new: Tree, source: str, source_ref: str | None = None
+    ) -> str:
+        parent = await self._manifests.find(manifest) if manifest is not None else None
+        row = new_row(self._opened.chat, parent, old, diff(old, new), source, source_ref)
         await self._manifests.store(row)
         return row.id
+
+    async def _keep_hidden(self, target: Tree, hides: Hides) -> Tree:
+        kept, self.left_out = await self._versions.in_thread(keep_hidden, await self._tree(), target, hides)
+        return kept
 
     async def _diff_since(self, old: Tree) -> tuple[Tree, Patch]:
         new, patch = await self._versions.in_thread(self._opened.diff_since, old)
@@ -587,10 +591,6 @@ class HeldChat:
         self._opened.manifest, self._opened.tree = manifest, tree
         self._opened.write_head(manifest)
         self.head = Head(manifest, message or self.head.message_id)
-
-
-def _foreign_chat_error(chat: str) -> Forbidden:
-    return Forbidden(f"chat {chat!r} belongs to somebody else", code="CHAT_FORBIDDEN")
 
 
 def _read(note: Path) -> str | None:

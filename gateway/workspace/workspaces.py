@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+
+import anyio
 
 from gateway.calls import check_chat
 from gateway.config import Settings
 from gateway.errors import Invalid, NotFound
+from gateway.files import FileLock, replace_private
 from gateway.names import chat_directory
 from gateway.workspace.openat import PathOpener, ensure_accessible
 from gateway.workspace.paths import Root
 
 _OWNER_ONLY = 0o700
+# The beginning of the chat of an attached folder, and the file in its directory that has the folder's path.
+_FOLDER_CHAT, _FOLDER_FILE = "folder-", "folder"
+
+
+class ChatLock:
+    """`async with lock.held():` is alone with the chat's files, among the tasks of this process and among processes. A
+    killed holder releases it by dying."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tasks = anyio.Lock(fast_acquire=True)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        async with self._tasks:
+            with closing(FileLock(self._path)) as lock:
+                await lock.acquire()
+                yield
 
 
 class Workspaces:
@@ -25,6 +48,7 @@ class Workspaces:
         self._chats = data_dir / "chats"
         self._attached = dict(attached or {})
         self._opener = opener
+        self._recorded: dict[str, Path] = {}
 
     def directory(self, chat: str) -> Path:
         """Return the gateway's own directory for a chat: its workspace, blobs and lock."""
@@ -35,6 +59,7 @@ class Workspaces:
         becomes accessible again."""
         if chat in self._attached:
             ensure_accessible(self._attached[chat], ours=False)
+            self._record_folder(chat)
             return self._attached[chat]
         workspace = self.directory(chat) / "workspace"
         if not workspace.is_dir():
@@ -46,6 +71,28 @@ class Workspaces:
     def is_attached(self, chat: str) -> bool:
         """Return whether the chat works in an attached folder."""
         return chat in self._attached
+
+    def folder(self, chat: str) -> Path | None:
+        """Return the attached folder of a chat, of any process, by which people know it; None if it has none or was
+        named by a person."""
+        if not chat.startswith(_FOLDER_CHAT):
+            return None
+        if chat in self._attached:
+            return self._attached[chat].resolve()
+        if chat not in self._recorded:
+            try:
+                self._recorded[chat] = Path(os.fsdecode((self.directory(chat) / _FOLDER_FILE).read_bytes()))
+            except OSError:
+                return None
+        return self._recorded[chat]
+
+    def _record_folder(self, chat: str) -> None:
+        if chat not in self._recorded and chat.startswith(_FOLDER_CHAT):
+            folder, file = self._attached[chat].resolve(), self.directory(chat) / _FOLDER_FILE
+            if not file.exists():
+                file.parent.mkdir(_OWNER_ONLY, parents=True, exist_ok=True)
+                replace_private(file, os.fsencode(folder))
+            self._recorded[chat] = folder
 
     def protection_store(self, chat: str) -> Path:
         """Return the directory for copies of protected files while a program runs."""
@@ -68,7 +115,7 @@ def default_chat(settings: Settings) -> str | None:
     if settings.workspace is None:
         return None
     digest = hashlib.sha256(str(settings.workspace.resolve()).encode("utf-8", "surrogateescape")).hexdigest()
-    return f"folder-{digest[:16]}"
+    return f"{_FOLDER_CHAT}{digest[:16]}"
 
 
 def attached_folders(settings: Settings) -> dict[str, Path]:

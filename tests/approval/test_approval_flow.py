@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from eventually import TIMEOUT
+from eventually import TIMEOUT, async_eventually
 
 from gateway import Gateway
 from gateway.approval.flow import ApprovalFlow, RevisionWatcher
@@ -396,6 +396,26 @@ async def test_allowed_call_runs_once_and_only_for_its_caller(tmp_path: Path) ->
         assert sorted(outcomes) == ["CONFIRMATION_REQUIRED"] * 4 + ["OK"]
         [run] = fixture.source.runs
         assert run.consent is not None and (run.consent.by, run.consent.via) == ("ann", "queue")
+
+
+async def test_refusal_is_logged_with_who_declined_and_why_once_in_each_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gateway.approval.store")
+    async with open_fixture(tmp_path, without_elicitation="queue", queue_wait=60) as fixture:
+        approvals = fixture.gateway.approvals
+
+        async def deny() -> None:
+            [waiting] = await async_eventually(approvals.records.entries)
+            async with open_fixture(tmp_path) as other:
+                await other.gateway.approvals.deny(waiting.id, "ann", "no\nway")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(deny)
+            assert code(await fixture.calls.call_tool(launch())) == "DECLINED"
+        assert code(await fixture.calls.call_tool(launch())) == "DECLINED"
+    lines = [record.getMessage() for record in caplog.records if "declined" in record.getMessage()]
+    assert lines == ["pad:launch was declined by ann: no way"] * 2  # where it was decided, and where its caller waits
 
 
 async def test_revision_watcher_polls_once_for_all_and_not_at_all_for_nobody() -> None:

@@ -47,13 +47,16 @@ def question(tool: Tool = RUN, **arguments: Any) -> Question:
     return build_question(call(tool, **arguments), "it is dangerous", "tool")
 
 
-def decide(gate: Approval, made: Call) -> str:
-    """Return `runs`, `runs confirmed`, the route of the question, or the code of the refusal."""
-
+def answer(gate: Approval, made: Call) -> Outcome:
     async def run(call: Call) -> Outcome:
         return Outcome(value="runs confirmed" if call.confirmed else "runs")
 
-    outcome = anyio.run(stack([gate], run), made)
+    return anyio.run(stack([gate], run), made)
+
+
+def decide(gate: Approval, made: Call) -> str:
+    """Return `runs`, `runs confirmed`, the route of the question, or the code of the refusal."""
+    outcome = answer(gate, made)
     if isinstance(outcome.error, ConsentNeeded):
         return outcome.error.question.route
     return outcome.value if outcome.error is None else outcome.error.code
@@ -214,6 +217,14 @@ def test_rule_that_allows_matches_neither_parent_paths_nor_shell_syntax(
     assert decide_by_rule(rule, call(danger, x=value)) == ("runs confirmed" if allowed else "ask")
 
 
+def test_reason_of_a_tool_that_asks_says_if_a_rule_may_spare_a_call() -> None:
+    allow = ApprovalRule.model_validate({"when": {"arguments": {"n": "1"}}, "then": "allow"})
+    danger = replace(RUN, requires_confirmation=True)
+    errors = [answer(Approval("unsafe_only", rules), call(danger, n=2)).error for rules in ([], [allow])]
+    assert ["always asks first" in str(error) for error in errors] == [True, False]
+    assert "shell:run asks first unless a rule allows the call" in str(errors[1])
+
+
 def test_rule_that_asks_matches_arguments_that_are_too_large() -> None:
     assert decide_by_rule({"when": {"path": "*.env"}}, call(paths=["x"] * 60_000)) == "ask"
 
@@ -241,6 +252,12 @@ def test_invalid_rule_is_refused_with_the_fix(tmp_path: Path, rule: str, complai
     with pytest.raises(Invalid, match="line 3") as refused:
         config.load(tmp_path / "toolgate.yaml")
     assert complaint in refused.value.message
+
+
+def test_question_names_the_attached_folder_on_a_line_of_its_own() -> None:
+    asked = build_question(call(), "why", "tool", folder=Path("/home/ann/a\nArguments: none"))
+    assert asked.message.splitlines()[2:4] == ["Why: why", r"Folder: /home/ann/a\nArguments: none"]
+    assert "Folder" not in question().message
 
 
 def test_consent_counts_for_its_own_question_only() -> None:
@@ -355,7 +372,7 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.text(max_size=12), VALUES, max_size=40))
 def test_form_returned_unchanged_edits_nothing(arguments: dict[str, Any]) -> None:
     try:
-        asked = build_question(call().with_arguments(arguments), "why", "tool")
+        asked = build_question(call().replace(arguments=arguments), "why", "tool")
         fields = build_form(asked)["properties"]
     except Invalid:  # half a surrogate pair: no call comes this far with one
         return
@@ -417,4 +434,5 @@ async def test_approver_callback_of_a_program_may_edit_the_arguments(tmp_path: P
         assert kept == [("used", "callback", "ann"), ("denied", "callback", "local")]
         refused = await gateway.call("delete_file", {"path": "a.txt"})
         assert isinstance(refused.error, ConsentNeeded)
+        assert "by this call of a program; pass it `approver` or `confirmed=True`" in refused.error.message
         assert (await gateway.records.list_calls())[0].status == "error"  # nobody will be asked any more

@@ -229,9 +229,9 @@ PROTECTED = [
     ".git/config",
     "sub/.GIT/hooks/pre-commit",
     ".hg/hgrc",
-    "toolgate.yaml",
+    "toolgate.yml",
     "a/b/.envrc",
-    ".vscode/tasks.json",
+    ".husky/_/h",
 ]
 
 
@@ -277,6 +277,31 @@ async def test_protected_file_in_a_persons_own_folder_is_asked_about(tmp_path: P
         assert (await gateway.call(*edit)).ok
     async with Gateway.open(settings | {"approval": {"mode": "never"}}) as gateway:
         assert (await gateway.call("write_file", {"path": path, "content": "one\n"})).ok
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("value", ["tools/hooks", '"./tools/hooks/" # ours', "{folder}/tools/hooks"])
+async def test_directory_that_a_repository_names_for_its_hooks_is_asked_about(tmp_path: Path, value: str) -> None:
+    folder = tmp_path / "project"
+    for name in ("sub/.git", "sub/tools/hooks"):
+        (folder / name).mkdir(parents=True)
+    (folder / "a.txt").write_text("one\n")
+    (folder / "sub/.git/config").write_text(
+        f"[user]\n\tname = N\n[core]\n\thooksPath = {value}\n".format(folder=folder / "sub")
+    )
+    patch = "--- /dev/null\n+++ b/sub/tools/hooks/pre-push\n@@ -0,0 +1 @@\n+x\n"
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("write_file", {"path": "sub/tools/hooks/pre-push", "content": "x"}),
+        ("move_file", {"from": "a.txt", "to": "sub/tools/hooks/pre-push"}),
+        ("move_file", {"from": "sub/tools", "to": "elsewhere"}),
+        ("apply_patch", {"patch": patch}),
+    ]
+    async with Gateway.open({"data_dir": tmp_path / "data", "workspace": folder}) as gateway:
+        for tool, arguments in calls:
+            outcome = await gateway.call(tool, arguments)
+            assert outcome.error is not None and outcome.error.code == "CONFIRMATION_REQUIRED", (tool, outcome)
+            assert "run or read as settings" in outcome.error.message
+        assert (await gateway.call("write_file", {"path": "sub/tools/a.txt", "content": "x"})).ok
 
 
 @pytest.mark.anyio

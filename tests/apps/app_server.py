@@ -1,8 +1,10 @@
 """A server of MCP Apps over stdio without any library: a tool with a view, one that only views may call, a plain one.
-Its view is written like those of others: it uses the server's own names, and knows of no gateway."""
+Its view is written like those of others: it uses the server's own names, and knows of no gateway. As `spy`, its view
+tries to reach what is not its server's."""
 
 import json
 import sys
+from pathlib import Path
 
 VIEW = """<!doctype html>
 <html><head><title>Counter</title></head><body>
@@ -38,6 +40,7 @@ VIEW = """<!doctype html>
 </script></body></html>"""
 
 URI, TYPE = "ui://counter/view.html", "text/html;profile=mcp-app"
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 SCHEMA = {"type": "object", "properties": {}}
 TOOLS = [
     {
@@ -47,6 +50,7 @@ TOOLS = [
         "_meta": {"ui": {"resourceUri": URI}, "ui/resourceUri": URI},
     },
     {"name": "more", "description": "Count on.", "inputSchema": SCHEMA, "_meta": {"ui": {"visibility": ["app"]}}},
+    {"name": "draw_chart", "description": "Draw.", "inputSchema": SCHEMA},
     {"name": "plain", "description": "Nothing to see.", "inputSchema": SCHEMA},
 ]
 
@@ -69,6 +73,8 @@ def main() -> None:
             }
         elif method == "tools/list":
             result = {"tools": TOOLS}
+        elif method == "tools/call" and params["name"] == "draw_chart":
+            result = {"content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}]}
         elif method == "tools/call":
             count += 1
             link = {"type": "resource_link", "uri": "note://one", "name": "note"}
@@ -81,7 +87,8 @@ def main() -> None:
             result = {"resources": [{"uri": URI, "name": "view", "mimeType": TYPE}]}
         elif method == "resources/read" and params["uri"] == URI:
             meta = {"ui": {"csp": {"connectDomains": ["https://api.example"]}}}
-            result = {"contents": [{"uri": URI, "mimeType": TYPE, "text": VIEW, "_meta": meta}]}
+            view = Path(__file__).with_name("spy.html").read_text() if "spy" in sys.argv else VIEW
+            result = {"contents": [{"uri": URI, "mimeType": TYPE, "text": view, "_meta": meta}]}
         elif method == "resources/read" and params["uri"] == "note://one":
             result = {"contents": [{"uri": "note://one", "mimeType": "text/plain", "text": "a note"}]}
         error = {"code": -32601, "message": "Method not found"}

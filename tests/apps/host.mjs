@@ -3,7 +3,7 @@
 import { AppBridge, PostMessageTransport } from "@modelcontextprotocol/ext-apps/app-bridge";
 
 const tools = new Map();
-const state = { sizes: [], messages: [], links: [], refused: [], calls: [] };
+const state = { sizes: [], messages: [], links: [], refused: [], calls: [], reads: [] };
 window.host = { state, listTools, show };
 
 async function listTools() {
@@ -39,7 +39,8 @@ async function show(name, args, behaviour = {}) {
     state.calls.push(params.name);
     return await window.mcp("tools/call", { name: params.name, arguments: params.arguments ?? {} });
   };
-  bridge.onreadresource = (params) => window.mcp("resources/read", { uri: params.uri });
+  bridge.onreadresource = (params) => (state.reads.push(params.uri), window.mcp("resources/read", { uri: params.uri }));
+  bridge.onlistresources = () => window.mcp("resources/list", {});
   bridge.onsizechange = (size) => state.sizes.push(size);
   bridge.onmessage = async (message) => (state.messages.push(message), {});
   bridge.onopenlink = async ({ url }) => (state.links.push(url), {});

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import anyio
 from browser import open_page
 from journeys.test_node_clients import NODE, _absent
 from mcp import Client
@@ -22,6 +23,7 @@ from playwright.async_api import Browser, FrameLocator, Page
 HERE = Path(__file__).parent
 STUDIO = HERE / "studio"
 ORIGIN = "http://host.test"
+SHOW_SECONDS = 120.0
 EXTENSION, MIME_TYPE = "io.modelcontextprotocol/ui", "text/html;profile=mcp-app"
 APPS = [advertise(EXTENSION, {"mimeTypes": [MIME_TYPE]})]
 COUNTER: dict[str, Any] = {
@@ -29,6 +31,8 @@ COUNTER: dict[str, Any] = {
     "args": [str(HERE / "app_server.py")],
     "requires_confirmation": False,
 }
+# The same server with a view that tries to reach other servers and the gateway's own tools.
+SPY: dict[str, Any] = {**COUNTER, "args": [*COUNTER["args"], "spy"]}
 _HTML = '<!doctype html><html lang="en"><title>host</title><body><script type="module" src="/host.js"></script>'
 
 
@@ -58,11 +62,26 @@ class Host:
     def view(self) -> FrameLocator:
         return self.page.frame_locator("iframe").first
 
+    @property
+    def upstream_view(self) -> FrameLocator:
+        """The view of an upstream, inside the gateway's page."""
+        return self.view.frame_locator("iframe")
+
     async def show(self, tool: str, arguments: Mapping[str, Any] | None = None, **behaviour: Any) -> dict[str, Any]:
-        """Call a tool and show its view; returns the result as the host got it."""
+        """Call a tool and show its view; returns the result as the host got it. Once in many hundred times the page
+        answers nothing any more: it is loaded again then."""
+        try:
+            with anyio.fail_after(SHOW_SECONDS):
+                return await self._show(tool, arguments or {}, behaviour)
+        except TimeoutError:
+            await self.page.goto(f"{ORIGIN}/")
+            await self.page.wait_for_function("window.host")
+            return await self._show(tool, arguments or {}, behaviour)
+
+    async def _show(self, tool: str, arguments: Mapping[str, Any], behaviour: Mapping[str, Any]) -> dict[str, Any]:
         await self.page.evaluate("host.listTools()")
         shown = await self.page.evaluate(
-            "([name, args, how]) => host.show(name, args, how)", [tool, arguments or {}, behaviour]
+            "([name, args, how]) => host.show(name, args, how)", [tool, arguments, behaviour]
         )
         assert isinstance(shown, dict)
         return shown
@@ -76,6 +95,8 @@ class Host:
         result: Any
         if method == "tools/list":
             result = await self.client.list_tools()
+        elif method == "resources/list":
+            result = await self.client.list_resources()
         elif method == "tools/call":
             result = await self.client.call_tool(params["name"], params["arguments"])
         else:

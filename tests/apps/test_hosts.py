@@ -3,6 +3,7 @@ servers of MCP Apps behind the gateway."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from gateway import Gateway
 from gateway.admin import toolsets
 from gateway.serve.mcp.handlers import Handlers, McpServer
 
-from .hosts import APPS, COUNTER, STUDIO, Host, open_host
+from .hosts import APPS, COUNTER, SPY, STUDIO, Host, open_host
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.promise("G5")]
 
@@ -45,7 +46,7 @@ VIA = {
 @pytest.fixture(scope="module", params=["auto", "legacy"] if NIGHTLY else ["auto"])
 async def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
     """A host whose client speaks one era, in front of a gateway with a toolset and a server of MCP Apps."""
-    settings = {"data_dir": str(tmp_path_factory.mktemp("host")), "mcpServers": {"counter": COUNTER}}
+    settings = {"data_dir": str(tmp_path_factory.mktemp("host")), "mcpServers": {"counter": COUNTER, "spy": SPY}}
     async with open_gateway(settings, request.param) as client, open_browser() as browser:
         await client.call_tool("write_file", {"path": "a.py", "content": CODE})
         await client.call_tool("write_file", {"path": "a.md", "content": "# Title\n\n*soft* <script>x</script>\n"})
@@ -72,7 +73,7 @@ async def test_view_shows_its_call_in_a_host_that_leaves_something_out(host: Hos
     await expect(body).to_have_attribute("data-gw-ready", "true")
     await expect(body).to_have_attribute("data-gw-plan-via", VIA[left_out])
     await expect(body).to_contain_text("return '</script><b>x'")
-    assert (await host.state())["sizes"][-1]["height"] > 0
+    await host.page.wait_for_function("host.state.sizes.at(-1)?.height > 0")
 
 
 async def test_each_renderer_shows_its_data_in_the_host(host: Host) -> None:
@@ -84,6 +85,8 @@ async def test_each_renderer_shows_its_data_in_the_host(host: Host) -> None:
     await host.show("studio__look", {"path": "a.py"})
     await expect(host.view.locator("body")).to_have_attribute("data-gw-ready", "true")
     await expect(host.view.locator("body")).to_contain_text("def hello")
+    await host.show("counter__draw_chart")
+    await expect(host.view.get_by_test_id("view.image")).to_have_js_property("naturalWidth", 1)
 
 
 async def test_person_edits_and_saves_the_shown_file_and_a_new_view_shows_it(host: Host) -> None:
@@ -131,14 +134,33 @@ async def test_view_as_a_page_shows_its_call_without_a_host(host: Host) -> None:
 
 async def test_view_of_an_upstream_uses_its_servers_own_names(host: Host) -> None:
     await host.show("counter__count")
-    await expect(host.view.locator("#tool")).to_have_text("count")
-    await expect(host.view.locator("#linked")).to_have_text("note://one")
-    before = int(await host.view.locator("#count").inner_text())
-    await host.view.get_by_role("button", name="More").click()
-    await expect(host.view.locator("#count")).to_have_text(str(before + 1))
-    await expect(host.view.locator("#text")).to_have_text("note://one a note")
+    await expect(host.upstream_view.locator("#tool")).to_have_text("count")
+    await expect(host.upstream_view.locator("#linked")).to_have_text("note://one")
+    before = int(await host.upstream_view.locator("#count").inner_text())
+    await host.upstream_view.get_by_role("button", name="More").click()
+    await expect(host.upstream_view.locator("#count")).to_have_text(str(before + 1))
+    await expect(host.upstream_view.locator("#text")).to_have_text("note://one a note")
     state = await host.state()
     assert state["calls"][-1] == "counter__more" and state["refused"] == []
+
+
+async def test_view_of_an_upstream_reaches_its_own_server_alone(host: Host) -> None:
+    before = await host.state()
+    await host.show("spy__count")
+    seen = host.upstream_view.locator("#seen")
+    await expect(seen).not_to_be_empty()
+    answers = json.loads(await seen.inner_text())
+    tools = [tool["name"] for tool in answers.pop("tools/list").get("result", {}).get("tools", [])]
+    assert set(tools) <= {"count", "draw_chart", "more", "plain"}
+    for method in ("resources/list", "twice"):
+        listed = [each["uri"] for each in answers.pop(method)["result"]["resources"]]
+        assert listed == ["ui://counter/view.html"]
+    assert {name: answer for name, answer in answers.items() if "error" not in answer and "silence" not in answer} == {}
+    await expect(host.upstream_view.locator("#own")).to_contain_text("a note")
+    state = await host.state()
+    assert state["calls"][len(before["calls"]) :] == ["spy__more"]
+    assert all(uri.startswith(("mcp+spy:", "ui://spy/")) for uri in state["reads"][len(before["reads"]) :])
+    assert state["refused"] == before["refused"] and state["links"] == before["links"]
 
 
 @pytest.fixture(scope="module")
@@ -158,25 +180,25 @@ async def example_host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 async def test_official_example_apps_work_unchanged_behind_the_gateway(example_host: Host) -> None:
     host = example_host
     await host.show("clock__get-time")
-    shown = host.view.locator("#server-time")
+    shown = host.upstream_view.locator("#server-time")
     await expect(shown).to_contain_text("T")
     first = await shown.inner_text()
-    await host.view.get_by_role("button", name="Get Server Time").click()
+    await host.upstream_view.get_by_role("button", name="Get Server Time").click()
     await expect(shown).not_to_have_text(first)
-    await host.view.get_by_role("button", name="Send Message").click()
-    await host.view.get_by_role("button", name="Open Link").click()
+    await host.upstream_view.get_by_role("button", name="Send Message").click()
+    await host.upstream_view.get_by_role("button", name="Open Link").click()
 
     await host.show("budget__get-budget-data")
-    await expect(host.view.locator("body")).to_contain_text("Marketing")
-    total = host.view.locator("#budget-selector")
+    await expect(host.upstream_view.locator("body")).to_contain_text("Marketing")
+    total = host.upstream_view.locator("#budget-selector")
     await total.select_option(index=0)
-    least = await host.view.locator("body").inner_text()
+    least = await host.upstream_view.locator("body").inner_text()
     await total.select_option(index=2)
-    await expect(host.view.locator("body")).not_to_have_text(least)
+    await expect(host.upstream_view.locator("body")).not_to_have_text(least)
 
     await host.show("cohorts__get-cohort-data")
-    await expect(host.view.locator("body")).to_contain_text("Cohort Retention Analysis")
-    await host.view.get_by_role("combobox").nth(1).select_option("weekly")  # the view calls its tool again
+    await expect(host.upstream_view.locator("body")).to_contain_text("Cohort Retention Analysis")
+    await host.upstream_view.get_by_role("combobox").nth(1).select_option("weekly")  # the view calls its tool again
     await host.page.wait_for_function("host.state.calls.filter((name) => name.startsWith('cohorts__')).length > 1")
 
     state = await host.state()

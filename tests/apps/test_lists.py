@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.promise("G4", "G5")]
 
 ROADS = [("stdio", "auto"), ("stdio", "legacy"), ("http", "auto"), ("http", "legacy")]
 VIEW_TOOLS = {"render_plan", "view_changes", "view_read_file", "view_write_file"}
+COUNTERS = {"counter__count", "counter__draw_chart", "counter__plain"}
 VIEWS = {
     "studio__edit": "ui://toolgate/view/code?v=",
     "studio__look": "ui://toolgate/view/code?v=",
@@ -28,6 +29,7 @@ VIEWS = {
     "studio__page": "ui://toolgate/html/studio__page?v=",
     "studio__site": "ui://toolgate/frame/studio__site?v=",
     "counter__count": "ui://counter/counter/view.html",
+    "counter__draw_chart": "ui://toolgate/view/image?v=",
     "edit_file": "ui://toolgate/view/diff?v=",
     "apply_patch": "ui://toolgate/view/diff?v=",
     "workspace_diff": "ui://toolgate/view/diff?v=",
@@ -84,14 +86,14 @@ async def test_client_that_shows_views_gets_their_tools_and_resources(
         visibility = {name: meta.get("ui", {}).get("visibility") for name, meta in tools.items()}
         assert {name for name, seen in visibility.items() if seen == ["app"]} == VIEW_TOOLS | {"counter__more"}
         # Not said of the server that has a view: its tools are for both.
-        assert {name for name, seen in visibility.items() if seen is None} == {"counter__count", "counter__plain"}
+        assert {name for name, seen in visibility.items() if seen is None} == COUNTERS
 
         resources = {each.uri: each for each in (await client.list_resources()).resources}
         for name in VIEWS:
             listed = resources[tools[name]["ui"]["resourceUri"]]
             [read] = (await client.read_resource(listed.uri)).contents
             assert (listed.mime_type, read.mime_type, read.uri) == (MIME_TYPE, MIME_TYPE, listed.uri)
-            if not name.startswith("counter"):
+            if name != "counter__count":
                 assert listed.meta == read.meta and (read.meta or {})["ui"]["prefersBorder"] is True
         frame = resources[tools["studio__site"]["ui"]["resourceUri"]].meta or {}
         assert frame["ui"]["csp"] == {"frameDomains": ["http://localhost:3123"]}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
+from mcp_types import ElicitResult
 from serve.servers import RecordingSource
 
 from gateway import Gateway
@@ -19,14 +20,16 @@ from gateway.calls import Caller
 from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.serve.mcp.view_tools import PLAN_META_LIMIT, RENDER, VIEW_TOOL_NAMES
 from gateway.serve.mcp.views import result_view
+from gateway.serve.web.inline import read_editor
 from gateway.tools import Permission, Tool
+from gateway.workspace.workspaces import default_chat
 
 from .hosts import APPS, COUNTER, STUDIO
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G4")]
 
 
-class Desk:
+class ViewClient:
     """A client that shows views, in front of a gateway with the toolset."""
 
     def __init__(self, gateway: Gateway, client: Client) -> None:
@@ -49,7 +52,7 @@ class Desk:
 
 
 @pytest.fixture(params=["auto", "legacy"])
-async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Desk]:
+async def views(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ViewClient]:
     async with Gateway.open({"data_dir": str(tmp_path / "data"), "mcpServers": {"counter": COUNTER}}) as gateway:
         await toolsets.install_toolset(gateway, str(STUDIO))
         await gateway.reload()
@@ -57,20 +60,20 @@ async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             gateway.executor, gateway.versions, "c", gateway.records, gateway.passthrough, gateway.approval_flow
         )
         async with Client(McpServer(handlers).sdk, mode=request.param, cache=None, extensions=APPS) as client:
-            yield Desk(gateway, client)
+            yield ViewClient(gateway, client)
 
 
-async def test_plan_reaches_a_view_on_each_of_three_ways(desk: Desk) -> None:
-    await desk.call("write_file", path="a.py", content="x = '</script>'\n")
-    result = await desk.call("studio__edit", path="a.py")
+async def test_plan_reaches_a_view_on_each_of_three_ways(views: ViewClient) -> None:
+    await views.call("write_file", path="a.py", content="x = '</script>'\n")
+    result = await views.call("studio__edit", path="a.py")
     [link] = [block for block in result.content if block.type == "resource_link"]
     given = result.meta[RENDER]
     assert given["uri"] == link.uri and given["plan"]["input"] == {"path": "a.py"}
-    [read] = (await desk.client.read_resource(link.uri)).contents
+    [read] = (await views.client.read_resource(link.uri)).contents
     assert json.loads(read.text) == given["plan"]  # type: ignore[union-attr]
     by_uri, by_tool = (
-        await desk.value("render_plan", uri=link.uri),
-        await desk.value("render_plan", tool="studio__edit"),
+        await views.value("render_plan", uri=link.uri),
+        await views.value("render_plan", tool="studio__edit"),
     )
     assert by_uri == by_tool and by_uri["plan"] == given["plan"]
     content = by_uri["content"]
@@ -78,40 +81,40 @@ async def test_plan_reaches_a_view_on_each_of_three_ways(desk: Desk) -> None:
     assert content["editable"] is True and content["language"] == "python"
 
 
-async def test_large_plan_is_linked_and_not_repeated_in_the_result(desk: Desk) -> None:
+async def test_large_plan_is_linked_and_not_repeated_in_the_result(views: ViewClient) -> None:
     text = "x = 1\n" * (PLAN_META_LIMIT // 6)
-    await desk.call("write_file", path="big.py", content=text)
-    result = await desk.call("studio__look", path="big.py")
+    await views.call("write_file", path="big.py", content=text)
+    result = await views.call("studio__look", path="big.py")
     assert result.meta[RENDER].keys() == {"uri"}
-    assert (await desk.value("render_plan", uri=result.meta[RENDER]["uri"]))["content"]["text"].startswith("x = 1\n")
+    assert (await views.value("render_plan", uri=result.meta[RENDER]["uri"]))["content"]["text"].startswith("x = 1\n")
 
 
-async def test_view_saves_the_file_it_shows_and_never_over_another_change(desk: Desk) -> None:
-    await desk.call("write_file", path="a.py", content="one\n")
-    uri = (await desk.call("studio__edit", path="a.py")).meta[RENDER]["uri"]
-    first = (await desk.value("view_read_file", uri=uri))["content"]["revision"]
-    saved = await desk.value("view_write_file", uri=uri, text="two\n", base_revision=first)
+async def test_view_saves_the_file_it_shows_and_never_over_another_change(views: ViewClient) -> None:
+    await views.call("write_file", path="a.py", content="one\n")
+    uri = (await views.call("studio__edit", path="a.py")).meta[RENDER]["uri"]
+    first = (await views.value("view_read_file", uri=uri))["content"]["revision"]
+    saved = await views.value("view_write_file", uri=uri, text="two\n", base_revision=first)
     assert saved["path"] == "a.py" and saved["manifest"]
-    assert (await desk.value("view_read_file", uri=uri))["content"]["text"] == "two\n"
-    again = await desk.call("view_write_file", uri=uri, text="three\n", base_revision=first)
+    assert (await views.value("view_read_file", uri=uri))["content"]["text"] == "two\n"
+    again = await views.call("view_write_file", uri=uri, text="three\n", base_revision=first)
     assert again.meta["dev.toolgate/error"]["code"] == "CONFLICT"
     assert again.meta["dev.toolgate/error"]["details"]["revision"] == saved["revision"]
-    assert (await desk.value("render_plan", uri=uri))["content"]["text"] == "two\n"
-    records = [call for call in await desk.gateway.records.list_calls(chat="c") if call.tool_id == "write_file"]
+    assert (await views.value("render_plan", uri=uri))["content"]["text"] == "two\n"
+    records = [call for call in await views.gateway.records.list_calls(chat="c") if call.tool_id == "write_file"]
     assert [call.status for call in records] == ["error", "success", "success"]  # saving is recorded, refused or not
 
 
-async def test_view_writes_no_file_that_its_tool_does_not_declare_editable(desk: Desk) -> None:
-    await desk.call("write_file", path="a.py", content="one\n")
-    looked = (await desk.call("studio__look", path="a.py")).meta[RENDER]["uri"]
-    assert await desk.refusal("view_write_file", uri=looked, text="x", base_revision="r") == "FILE_NOT_FOUND"
-    listed = (await desk.call("studio__page", path=".")).meta[RENDER]["uri"]
-    assert await desk.refusal("view_read_file", uri=listed) == "FILE_NOT_FOUND"
+async def test_view_writes_no_file_that_its_tool_does_not_declare_editable(views: ViewClient) -> None:
+    await views.call("write_file", path="a.py", content="one\n")
+    looked = (await views.call("studio__look", path="a.py")).meta[RENDER]["uri"]
+    assert await views.refusal("view_write_file", uri=looked, text="x", base_revision="r") == "FILE_NOT_FOUND"
+    listed = (await views.call("studio__page", path=".")).meta[RENDER]["uri"]
+    assert await views.refusal("view_read_file", uri=listed) == "FILE_NOT_FOUND"
     assert (
-        await desk.refusal("view_write_file", uri="workspace://c/a.py", text="x", base_revision="r")
+        await views.refusal("view_write_file", uri="workspace://c/a.py", text="x", base_revision="r")
         == "INVALID_ARGUMENTS"
     )
-    assert await desk.refusal("render_plan") == "INVALID_ARGUMENTS"
+    assert await views.refusal("render_plan") == "INVALID_ARGUMENTS"
 
 
 async def test_operators_rule_on_writing_files_holds_for_views(tmp_path: Path) -> None:
@@ -124,32 +127,77 @@ async def test_operators_rule_on_writing_files_holds_for_views(tmp_path: Path) -
         (tmp_path / "data/chats/c/workspace/kept").mkdir()
         (tmp_path / "data/chats/c/workspace/kept/a.py").write_text("one")
         async with Client(McpServer(handlers).sdk, cache=None, extensions=APPS) as client:
-            desk = Desk(gateway, client)
+            views = ViewClient(gateway, client)
             for path, code in (("free.py", None), ("kept/a.py", "DENIED_BY_RULE")):
-                uri = (await desk.call("studio__edit", path=path)).meta[RENDER]["uri"]
-                revision = (await desk.value("view_read_file", uri=uri))["content"]["revision"]
-                result = await desk.call("view_write_file", uri=uri, text="two", base_revision=revision)
+                uri = (await views.call("studio__edit", path=path)).meta[RENDER]["uri"]
+                revision = (await views.value("view_read_file", uri=uri))["content"]["revision"]
+                result = await views.call("view_write_file", uri=uri, text="two", base_revision=revision)
                 assert (result.meta or {}).get("dev.toolgate/error", {}).get("code") == code
 
 
-async def test_plans_of_others_are_not_found_by_views(desk: Desk) -> None:
+@pytest.mark.parametrize("era", ["auto", "legacy"])
+async def test_view_saves_in_an_attached_folder_when_the_person_agrees(tmp_path: Path, era: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.py").write_text("one\n")
+    questions: list[str] = []
+    answers: list[dict[str, Any]] = [{"decision": "deny"}, {"decision": "approve once"}]
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        questions.append(params.message)
+        return ElicitResult(action="accept", content=answers.pop(0))
+
+    settings = {"data_dir": str(tmp_path / "data"), "workspace": str(folder)}
+    async with Gateway.open(settings) as gateway:
+        await toolsets.install_toolset(gateway, str(STUDIO))
+        await gateway.reload()
+        handlers = Handlers(
+            gateway.executor,
+            gateway.versions,
+            default_chat(gateway.settings),
+            gateway.records,
+            gateway.passthrough,
+            gateway.approval_flow,
+        )
+        server = McpServer(handlers).sdk
+        async with Client(server, mode=era, cache=None, extensions=APPS, elicitation_callback=answer) as client:
+            views = ViewClient(gateway, client)
+            uri = (await views.call("studio__edit", path="a.py")).meta[RENDER]["uri"]
+            revision = (await views.value("view_read_file", uri=uri))["content"]["revision"]
+            save = {"uri": uri, "text": "two\n", "base_revision": revision}
+            assert await views.refusal("view_write_file", **save) == "DECLINED"
+            assert (folder / "a.py").read_text() == "one\n"
+            saved = await views.value("view_write_file", **save)
+            assert (folder / "a.py").read_text() == "two\n" and "-one" in questions[-1] and "+two" in questions[-1]
+            assert (await views.value("view_read_file", uri=uri))["content"]["revision"] == saved["revision"]
+            assert await views.refusal("view_write_file", **save) == "CONFLICT"  # based on what is no longer there
+            assert len(questions) == 2  # and nobody is asked about that
+        async with Client(McpServer(handlers).sdk, mode=era, cache=None, extensions=APPS) as client:
+            save["base_revision"] = saved["revision"]
+            refused = await ViewClient(gateway, client).refusal("view_write_file", **{**save, "text": "three\n"})
+            assert refused == "CONFIRMATION_REQUIRED" and (folder / "a.py").read_text() == "two\n"
+
+
+async def test_plans_of_others_are_not_found_by_views(views: ViewClient) -> None:
     ada = Caller(principal="ada", permission=Permission.EXECUTE)
-    await desk.gateway.call("write_file", {"path": "s.py", "content": "secret"}, chat="theirs", caller=ada)
-    await desk.gateway.call("studio__edit", {"path": "s.py"}, chat="theirs", caller=ada)
-    theirs = next(call for call in await desk.gateway.records.list_calls(chat="theirs") if call.tool_id != "write_file")
+    await views.gateway.call("write_file", {"path": "s.py", "content": "secret"}, chat="theirs", caller=ada)
+    await views.gateway.call("studio__edit", {"path": "s.py"}, chat="theirs", caller=ada)
+    theirs = next(
+        call for call in await views.gateway.records.list_calls(chat="theirs") if call.tool_id != "write_file"
+    )
     for arguments in ({"uri": f"render://{theirs.id}"}, {"tool": "studio__edit"}):
-        assert await desk.refusal("render_plan", **arguments) == "RENDER_NOT_FOUND"
+        assert await views.refusal("render_plan", **arguments) == "RENDER_NOT_FOUND"
     for name in ("view_read_file", "view_write_file"):
         more = {"text": "x", "base_revision": "r"} if name == "view_write_file" else {}
-        assert await desk.refusal(name, uri=f"render://{theirs.id}", **more) == "RENDER_NOT_FOUND"
+        assert await views.refusal(name, uri=f"render://{theirs.id}", **more) == "RENDER_NOT_FOUND"
 
 
-async def test_views_learn_nothing_of_calls_in_the_chats_of_others(desk: Desk) -> None:
+async def test_views_learn_nothing_of_calls_in_the_chats_of_others(views: ViewClient) -> None:
     ada = Caller(principal="ada", permission=Permission.EXECUTE)
-    await desk.gateway.call("write_file", {"path": "s.py", "content": "secret"}, chat="theirs", caller=ada)
-    await desk.gateway.call("studio__edit", {"path": "s.py"}, chat="theirs", caller=ada)
+    await views.gateway.call("write_file", {"path": "s.py", "content": "secret"}, chat="theirs", caller=ada)
+    await views.gateway.call("studio__edit", {"path": "s.py"}, chat="theirs", caller=ada)
     answers = [
-        await desk.client.call_tool("render_plan", {"tool": "studio__edit"}, meta={"dev.toolgate/chat": chat})  # type: ignore[arg-type]
+        await views.client.call_tool("render_plan", {"tool": "studio__edit"}, meta={"dev.toolgate/chat": chat})  # type: ignore[arg-type]
         for chat in ("theirs", "unused")
     ]
     assert answers[0].is_error and answers[0].content == answers[1].content
@@ -175,34 +223,37 @@ async def test_no_other_tool_answers_the_calls_of_views(tmp_path: Path, prefix: 
         handlers = Handlers(gateway.executor, gateway.versions, "c", gateway.records)
         async with Client(McpServer(handlers).sdk, cache=None, extensions=APPS) as client:
             for name in ("render_plan", "view_read_file", "view_write_file"):
-                assert await Desk(gateway, client).refusal(name) == "INVALID_ARGUMENTS"
+                assert await ViewClient(gateway, client).refusal(name) == "INVALID_ARGUMENTS"
         assert source.calls == []
         async with Client(McpServer(handlers).sdk, cache=None) as client:  # shows no views
             await client.call_tool(names["stall:render_plan"])
         assert [call.target.id for call in source.calls] == ["stall:render_plan"]
 
 
-async def test_old_version_of_a_view_is_answered_with_the_newest_and_not_cached(desk: Desk) -> None:
-    tools = {tool.name: tool.meta or {} for tool in (await desk.client.list_tools()).tools}
+async def test_old_version_of_a_view_is_answered_with_the_newest_and_not_cached(views: ViewClient) -> None:
+    tools = {tool.name: tool.meta or {} for tool in (await views.client.list_tools()).tools}
     for name in ("studio__edit", "studio__page", "studio__site"):
         uri = tools[name]["ui"]["resourceUri"]
-        newest = await desk.client.read_resource(uri)
-        old = await desk.client.read_resource(f"{uri.partition('?')[0]}?v=00000000")
+        newest = await views.client.read_resource(uri)
+        old = await views.client.read_resource(f"{uri.partition('?')[0]}?v=00000000")
         assert old.contents[0].text == newest.contents[0].text  # type: ignore[union-attr]
         assert old.ttl_ms == 0
-        if desk.client.protocol_version == "2026-07-28":  # earlier ones have no hints
+        if views.client.protocol_version == "2026-07-28":  # earlier ones have no hints
             assert newest.ttl_ms and newest.cache_scope == ("public" if name == "studio__edit" else "private")
-    artifact = (await desk.client.read_resource(tools["studio__page"]["ui"]["resourceUri"])).contents[0].text  # type: ignore[union-attr]
+    artifact = (await views.client.read_resource(tools["studio__page"]["ui"]["resourceUri"])).contents[0].text  # type: ignore[union-attr]
     assert '<script type="application/json" id="toolgate-artifact">' in artifact and "\\u003cul id" in artifact
+    if (editor := read_editor()) is not None:
+        script = await views.client.read_resource(editor[0])
+        assert script.contents[0].text == editor[1] and script.contents[0].mime_type == "text/javascript"  # type: ignore[union-attr]
     for unknown in ("ui://toolgate/view/none", "ui://toolgate/html/studio__edit", "ui://nobody/view.html", "ui://x"):
         with pytest.raises(MCPError):
-            await desk.client.read_resource(unknown)
+            await views.client.read_resource(unknown)
 
 
-async def test_tools_for_views_are_hidden_from_every_list_of_models(desk: Desk) -> None:
-    catalog = desk.gateway.catalog
+async def test_tools_for_views_are_hidden_from_every_list_of_models(views: ViewClient) -> None:
+    catalog = views.gateway.catalog
     assert catalog.get("counter__more") is not None
-    names = {entry.name for entry in await desk.gateway.search("count on more render plan", 50)}
+    names = {entry.name for entry in await views.gateway.search("count on more render plan", 50)}
     assert "counter__count" in names and names.isdisjoint({"counter__more", "render_plan"})
     for listed in (catalog.to_mcp_tools(), catalog.to_anthropic_tools()):
         assert {"counter__more", "render_plan"}.isdisjoint(tool["name"] for tool in listed)
@@ -228,17 +279,17 @@ async def test_short_list_has_views_for_a_client_that_shows_them(tmp_path: Path)
             assert "counter__more" not in str(found.structured_content)
 
 
-async def test_changes_of_a_call_are_those_of_its_version(desk: Desk) -> None:
-    assert await desk.value("view_changes") == {"diff": "", "truncated": False}
-    first = await desk.call("write_file", path="a.txt", content="one\n")
-    second = await desk.call("edit_file", path="a.txt", edits=[{"oldText": "one", "newText": "two"}])
-    untouched = await desk.call("read_file", path="a.txt")
+async def test_changes_of_a_call_are_those_of_its_version(views: ViewClient) -> None:
+    assert await views.value("view_changes") == {"diff": "", "truncated": False}
+    first = await views.call("write_file", path="a.txt", content="one\n")
+    second = await views.call("edit_file", path="a.txt", edits=[{"oldText": "one", "newText": "two"}])
+    untouched = await views.call("read_file", path="a.txt")
     ids = [result.meta["dev.toolgate/call_id"] for result in (first, second, untouched)]
-    created, changed, nothing = [await desk.value("view_changes", call=call_id) for call_id in ids]
+    created, changed, nothing = [await views.value("view_changes", call=call_id) for call_id in ids]
     assert "+one" in created["diff"] and created["from"] is None
     assert "-one\n+two" in changed["diff"] and changed["from"] == created["to"]
     assert nothing["diff"] == ""
-    assert await desk.value("view_changes") == changed
+    assert await views.value("view_changes") == changed
 
 
 @pytest.mark.parametrize(
@@ -263,3 +314,12 @@ def test_view_of_a_tool_without_a_renderer_follows_its_output_schema(
     output = {"type": "object", "properties": schema, "$defs": {"Row": row}}
     tool = Tool("list", "Lists.", {"type": "object"}, kind=kind, output_schema=output)
     assert result_view(tool) == view
+
+
+@pytest.mark.parametrize(
+    ("name", "view"),
+    [("browser_take_screenshot", "image"), ("get-image", "image"), ("drawChart", "image"), ("imagine", None)],
+)
+def test_view_of_a_tool_named_for_an_image_shows_images(name: str, view: str | None) -> None:
+    assert result_view(Tool(f"web:{name}", "", {"type": "object"}, kind="mcp")) == view
+    assert result_view(Tool(name, "", {"type": "object"})) is None

@@ -72,8 +72,8 @@ def test_a_quoted_command_is_printable_ascii_and_means_the_same_to_a_shell(argum
     assert line.isprintable() or not line
     assert "  " not in line
     echo = ["bash", "-c", f"printf '%s\\0' {line}"]
-    said = subprocess.run(echo, capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}).stdout
-    assert said.decode().split("\0")[:-1] == (arguments or [""])
+    output = subprocess.run(echo, capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}).stdout
+    assert output.decode().split("\0")[:-1] == (arguments or [""])
 
 
 def test_a_description_shows_the_command_the_variables_and_the_rights() -> None:

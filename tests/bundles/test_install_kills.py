@@ -70,8 +70,8 @@ def run_and_kill(data: Path, source: Path, action: str, steps: int = 10**9) -> i
 
 def run_together(command: list[str], count: int) -> list[tuple[int, str]]:
     children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(count)]
-    told = [child.communicate(timeout=90)[1] for child in children]
-    return [(child.returncode, error) for child, error in zip(children, told, strict=True)]
+    outputs = [child.communicate(timeout=90)[1] for child in children]
+    return [(child.returncode, error) for child, error in zip(children, outputs, strict=True)]
 
 
 async def test_an_install_killed_at_any_step_leaves_the_old_or_the_new_version_whole(tmp_path: Path) -> None:

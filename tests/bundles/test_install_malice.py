@@ -26,7 +26,7 @@ TOOL = HEAD + "tools:\n- {id: a, entrypoint: 'files:a'}\n"
 CODE = Forged("tools/files.py", b"def a(): ...\n")
 
 
-def said(text: str, *entries: Forged) -> BytesIO:
+def pack(text: str, *entries: Forged) -> BytesIO:
     return bundle(CODE, *entries, manifest=text.encode())
 
 
@@ -36,60 +36,60 @@ def alias_bomb() -> str:
 
 
 MANIFESTS: dict[str, tuple[BytesIO, str]] = {
-    "no YAML": (said("id: [demo\n"), "line 2: invalid YAML"),
-    "a tag": (said(HEAD + "description: !!python/object/apply:os.system [id]\n"), "line 4: the tag"),
-    "an alias bomb": (said(alias_bomb()), "line 4: anchors (&) and aliases (*) are not supported"),
-    "a merge key": (said(HEAD + "tools:\n- <<: {id: a}\n"), "merge keys"),
-    "nesting without end": (said(HEAD + "description: " + "[" * 500 + "]" * 500), "nested deeper than 48"),
-    "a huge manifest": (said(HEAD + "# " + "x" * 8_400_000), "is larger than 8192 KiB"),
-    "too many values": (said(HEAD + "tags: [" + "1," * 500_001 + "]"), "more than 500000 values"),
-    "a key twice": (said(HEAD + "name: Other\n"), "'name' occurs twice"),
-    "a second document": (said(HEAD + "---\nid: other\n"), "second document"),
+    "no YAML": (pack("id: [demo\n"), "line 2: invalid YAML"),
+    "a tag": (pack(HEAD + "description: !!python/object/apply:os.system [id]\n"), "line 4: the tag"),
+    "an alias bomb": (pack(alias_bomb()), "line 4: anchors (&) and aliases (*) are not supported"),
+    "a merge key": (pack(HEAD + "tools:\n- <<: {id: a}\n"), "merge keys"),
+    "nesting without end": (pack(HEAD + "description: " + "[" * 500 + "]" * 500), "nested deeper than 48"),
+    "a huge manifest": (pack(HEAD + "# " + "x" * 8_400_000), "is larger than 8192 KiB"),
+    "too many values": (pack(HEAD + "tags: [" + "1," * 500_001 + "]"), "more than 500000 values"),
+    "a key twice": (pack(HEAD + "name: Other\n"), "'name' occurs twice"),
+    "a second document": (pack(HEAD + "---\nid: other\n"), "second document"),
     "no UTF-8": (bundle(manifest=MANIFEST + b"# \xff\n"), "not UTF-8"),
-    "an unknown key": (said(HEAD + "tols: []\n"), "line 4: 'tols': unknown key; did you mean 'tools'?"),
-    "a reserved id": (said(HEAD.replace("demo", "toolgate")), "'toolgate' is reserved"),
-    "another reserved id": (said(HEAD.replace("demo", "builtin")), "'builtin' is reserved"),
-    "a device as an id": (said(HEAD.replace("demo", "nul")), "'nul' is reserved"),
-    "an id that leaves": (said(HEAD.replace("id: demo", "id: ../demo")), "'../demo' is no id"),
-    "an id that hides": (said(HEAD.replace("id: demo", "id: .staging")), "'.staging' is no id"),
-    "two tools of one id": (said(TOOL + "- {id: a, entrypoint: 'files:a'}\n"), "'a' occurs twice"),
-    "an unknown renderer": (said(TOOL.replace("}", ", renderer: {type: image}}")), "'tools.0.renderer.type'"),
+    "an unknown key": (pack(HEAD + "tols: []\n"), "line 4: 'tols': unknown key; did you mean 'tools'?"),
+    "a reserved id": (pack(HEAD.replace("demo", "toolgate")), "'toolgate' is reserved"),
+    "another reserved id": (pack(HEAD.replace("demo", "builtin")), "'builtin' is reserved"),
+    "a device as an id": (pack(HEAD.replace("demo", "nul")), "'nul' is reserved"),
+    "an id that leaves": (pack(HEAD.replace("id: demo", "id: ../demo")), "'../demo' is no id"),
+    "an id that hides": (pack(HEAD.replace("id: demo", "id: .staging")), "'.staging' is no id"),
+    "two tools of one id": (pack(TOOL + "- {id: a, entrypoint: 'files:a'}\n"), "'a' occurs twice"),
+    "an unknown renderer": (pack(TOOL.replace("}", ", renderer: {type: image}}")), "'tools.0.renderer.type'"),
     "a renderer that cannot be": (
-        said(TOOL.replace("}", ", renderer: {type: code, contents: x}}")),
+        pack(TOOL.replace("}", ", renderer: {type: code, contents: x}}")),
         "line 5: 'tools.0.renderer': renderer 'code': unknown key 'contents'",
     ),
     "an override that cannot be": (
-        said(TOOL + "tool_overrides:\n- {tool_id: a, renderer: frame, renderer_config: {url: 'javascript:x()'}}\n"),
+        pack(TOOL + "tool_overrides:\n- {tool_id: a, renderer: frame, renderer_config: {url: 'javascript:x()'}}\n"),
         "line 7: 'tool_overrides.0.renderer_config'",
     ),
     "an artifact outside": (
-        said(TOOL.replace("}", ", renderer: {type: html, artifact: ../../secret.html}}")),
+        pack(TOOL.replace("}", ", renderer: {type: html, artifact: ../../secret.html}}")),
         "'../../secret.html' has '..' in it",
     ),
     "an override of somebody else's tool": (
-        said(TOOL + "tool_overrides:\n- {tool_id: 'other:tool', enabled: false}\n"),
+        pack(TOOL + "tool_overrides:\n- {tool_id: 'other:tool', enabled: false}\n"),
         "'other:tool' is no tool or server of this toolset",
     ),
-    "a level that is none": (said("permission: everything\n" + TOOL), "'permission': "),
-    "a tool of a level that is none": (said(TOOL.replace("}", ", permission: all}")), "'tools.0.permission': "),
-    "an entrypoint outside": (said(TOOL.replace("files:a", "..evil:a")), "not of the form 'module.path:function'"),
-    "an entrypoint that is not there": (said(TOOL.replace("files:a", "nothing:a")), "there is no nothing.py"),
-    "a function that is not there": (said(TOOL.replace("files:a", "files:z")), "there is no 'z'"),
+    "a level that is none": (pack("permission: everything\n" + TOOL), "'permission': "),
+    "a tool of a level that is none": (pack(TOOL.replace("}", ", permission: all}")), "'tools.0.permission': "),
+    "an entrypoint outside": (pack(TOOL.replace("files:a", "..evil:a")), "not of the form 'module.path:function'"),
+    "an entrypoint that is not there": (pack(TOOL.replace("files:a", "nothing:a")), "there is no nothing.py"),
+    "a function that is not there": (pack(TOOL.replace("files:a", "files:z")), "there is no 'z'"),
     "a command in a shell": (
-        said(HEAD + "tools:\n- {id: a, type: shell, command: [sh, -c, 'ls ${path}']}\n"),
+        pack(HEAD + "tools:\n- {id: a, type: shell, command: [sh, -c, 'ls ${path}']}\n"),
         "would become code",
     ),
     "a host chosen by the caller": (
-        said(HEAD + "tools:\n- {id: a, type: http, url_template: 'https://${host}/'}\n"),
+        pack(HEAD + "tools:\n- {id: a, type: http, url_template: 'https://${host}/'}\n"),
         "would choose the host",
     ),
     "a file of secrets": (
-        said(TOOL, Forged("assets/.env", b"KEY=x")),
+        pack(TOOL, Forged("assets/.env", b"KEY=x")),
         "'assets/.env' usually holds secrets, and a toolset is shared; declare the variable under 'secrets'",
     ),
-    "a key": (said(TOOL, Forged("assets/server.pem", b"-----BEGIN")), "'assets/server.pem' usually holds secrets"),
-    "another key": (said(TOOL, Forged("ID_RSA", b"-----BEGIN")), "'ID_RSA' usually holds secrets"),
-    "a local environment": (said(TOOL, Forged(".env.production", b"K=x")), "declare the variable under 'secrets'"),
+    "a key": (pack(TOOL, Forged("assets/server.pem", b"-----BEGIN")), "'assets/server.pem' usually holds secrets"),
+    "another key": (pack(TOOL, Forged("ID_RSA", b"-----BEGIN")), "'ID_RSA' usually holds secrets"),
+    "a local environment": (pack(TOOL, Forged(".env.production", b"K=x")), "declare the variable under 'secrets'"),
 }
 
 
@@ -114,7 +114,7 @@ async def test_every_malicious_zip_is_refused_whole_and_by_its_cause(tmp_path: P
             assert refusal.code in ("INVALID_BUNDLE", "INVALID_TOOLSET"), name
             seen += 1
         assert seen > 100
-        source.write_bytes(said(TOOL).getvalue())
+        source.write_bytes(pack(TOOL).getvalue())
         assert (await install(library, source)).changed
         before = (on_disk(data), rows(data), (await library.get("demo")))
         for name, (file, _) in MANIFESTS.items():

@@ -198,7 +198,7 @@ async def test_broken_code_refuses_the_new_version_and_the_old_one_stays(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("said", "complaint"),
+    ("declared", "complaint"),
     [
         ({"input_schema": {"type": "nonsense"}}, "schema"),
         ({"input_schema": {"type": "string"}}, "type: object"),
@@ -215,9 +215,9 @@ async def test_broken_code_refuses_the_new_version_and_the_old_one_stays(tmp_pat
     ],
 )
 async def test_what_code_says_of_itself_is_not_believed_blindly(
-    tmp_path: Path, inspector: Reading, said: Any, complaint: str
+    tmp_path: Path, inspector: Reading, declared: Any, complaint: str
 ) -> None:
-    inspector.answers["b"] = said
+    inspector.answers["b"] = declared
     async with opened(tmp_path / "data", inspector) as library:
         with pytest.raises(Invalid, match=r"toolset.yaml line 6: 'tools.1") as refused:
             await install(library, folder(tmp_path / "src", TWO_TOOLS))

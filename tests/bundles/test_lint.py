@@ -90,6 +90,8 @@ async def test_lint_warns_about_programs_that_ignore_their_arguments(tmp_path: P
                 text: {type: string, description: A text}
                 more: {type: string, description: Another}
           - {id: echo, type: shell, description: Echo., command: [echo, "{text}"], permission: execute}
+          - {id: gone, type: shell, description: Go., command: [nosuchprog]}
+          - {id: own, type: shell, description: Go., command: [./nosuchfile]}
           - {id: sums, type: shell, description: Sum., command: [awk, "{ s += $1 } END { print s }"], stdin: "${text}"}
         """
     )
@@ -97,8 +99,37 @@ async def test_lint_warns_about_programs_that_ignore_their_arguments(tmp_path: P
         "upper: '{text}' is passed on as it is; write ${text} for the argument",
         "upper: nothing uses the argument 'more'; write ${more} where the value belongs, or remove it",
         "echo: '{text}' is passed on as it is; write ${text} for the argument",
+        "gone: there is no program 'nosuchprog' on this machine; install it, or correct 'command'",
+        "own: the toolset has no program './nosuchfile'; add the file, or correct 'command'",
         "sums: the model is told nothing about the argument 'text'; write its 'description' in input_schema",
     ]
+
+
+async def test_lint_finds_arguments_in_every_part_of_steps(tmp_path: Path) -> None:
+    manifest = HEAD + dedent(
+        """
+        tools:
+          - id: collect
+            type: steps
+            description: Read files, and list their folder.
+            input_schema:
+              type: object
+              properties: {ids: {type: array}, deep: {type: boolean}, folder: {type: string}, more: {type: string}}
+              additionalProperties: false
+            steps:
+              - {tool: read_file, for_each: "$args.ids", args: {path: "$item"}}
+              - parallel:
+                  - {tool: list_directory, args: {path: "$args.folder"}, when: "args.deep"}
+        """
+    )
+    unused = [text for text in await check(write_toolset(tmp_path / "lab", manifest)) if "uses" in text]
+    assert unused == [
+        "collect: nothing uses the argument 'more'; write $args.more where the value belongs, or remove it"
+    ]
+
+
+async def test_lint_warns_about_a_toolset_without_tools(tmp_path: Path) -> None:
+    assert await check(write_toolset(tmp_path / "lab", HEAD)) == ["it has no tools yet; name each under 'tools'"]
 
 
 @pytest.mark.slow

@@ -143,9 +143,9 @@ def test_an_entry_that_lies_is_refused_by_name(entry: Forged, reason: str) -> No
 GOOD = Forged("toolset.yaml", MANIFEST)
 LONE = bundle().getvalue()
 CONTAINERS = {
-    "nothing": (BytesIO(), "no ZIP file"),
-    "no ZIP at all": (BytesIO(MANIFEST), "no ZIP file"),
-    "half an end record": (BytesIO(LONE[:-9]), "no ZIP file"),
+    "nothing": (BytesIO(), "nor a ZIP file"),
+    "no ZIP at all": (BytesIO(MANIFEST), "nor a ZIP file"),
+    "half an end record": (BytesIO(LONE[:-9]), "nor a ZIP file"),
     "cut in the middle": (BytesIO(LONE[30:]), "not at its declared offset"),
     "data in front": (BytesIO(b"#!/bin/sh\n" + LONE), "not at its declared offset"),
     "data behind": (BytesIO(LONE + b"x"), "data after the end"),

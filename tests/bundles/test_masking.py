@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
+
 import pytest
 
+from gateway import Gateway
+from gateway.admin.toolsets import export_toolset, install_toolset, list_toolsets
 from gateway.bundles import HttpTool, ShellTool, dump, load, mask_secrets
 from gateway.bundles.http_tool import BearerAuth
-from gateway.bundles.secret_references import mask_url
+from gateway.bundles.secret_references import find_open_secret, mask_url
+from gateway.errors import Invalid
 from gateway.secrets import is_shareable
+
+TOKEN = "ghp_0123456789abcdefghijABCDEFGHIJ012345"
 
 HEAD = 'id: demo\nname: Demo\nversion: "1.0.0"\n'
 
@@ -166,3 +174,54 @@ def test_harmless_values_stay_where_they_are_written() -> None:
 )
 def test_an_address_is_remembered_without_its_secrets(url: str, kept: str) -> None:
     assert mask_url(url) == kept
+
+
+SERVERS = f"""
+mcp_servers:
+- {{id: s, command: uvx, args: [x, -e, "TOKEN={TOKEN}", --header, "X-Api-Key: sk-live-0123456789abcdefghij"]}}
+- {{id: w, url: "https://host.example/mcp/tok/{TOKEN}?key=abcdef1"}}
+tools:
+- {{id: a, type: shell, command: [cat], stdin: "password=hunter2hunter2"}}
+- id: b
+  type: http
+  method: POST
+  url_template: https://api.telegram.org/bot123456789:AAEhBOweik6ad9r_QXMENQjcrGbqCr4K-bc/send
+  body: {{api_key: abcdef1, text: "${{text}}"}}
+"""
+
+
+@pytest.mark.anyio
+@pytest.mark.promise("T3", "T6")
+async def test_no_secret_of_arguments_addresses_bodies_or_stdin_is_stored_or_exported(tmp_path: Path) -> None:
+    secrets = [TOKEN, "sk-live", "abcdef1", "hunter2", "AAEhBO"]
+    (source := tmp_path / "demo").mkdir()
+    (source / "toolset.yaml").write_text(HEAD + SERVERS)
+    async with Gateway.open({"data_dir": tmp_path / "data"}) as gateway:
+        info = await install_toolset(gateway, str(source))
+        assert {"S_TOKEN", "S_X_API_KEY", "W_URL_TOKEN", "W_KEY", "DEMO_PASSWORD"} <= set(info.installed.masked)
+        await export_toolset(gateway, "demo", tmp_path / "x.zip")
+    with zipfile.ZipFile(tmp_path / "x.zip") as archive:
+        text = archive.read("toolset.yaml").decode()
+    stored = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
+    assert not [secret for secret in secrets if secret in text or secret.encode() in stored]
+    assert "/${DEMO_URL_TOKEN}/send" in text and mask_secrets(load(text)) == load(text)
+
+
+@pytest.mark.anyio
+@pytest.mark.promise("T3", "T6")
+async def test_a_secret_word_of_a_command_is_refused_with_its_line_and_the_variable(tmp_path: Path) -> None:
+    commands = ['[curl, -H, "X-Api-Key: sk-live-0123456789abcdefghij"]', "curl -u bob:hunter2hunter2 https://host/"]
+    (source := tmp_path / "demo").mkdir()
+    async with Gateway.open({"data_dir": tmp_path / "data"}) as gateway:
+        for command, variable in zip(commands, ["X_API_KEY", "PASSWORD"], strict=True):
+            (source / "toolset.yaml").write_text(f"{HEAD}tools:\n- id: a\n  type: shell\n  command: {command}\n")
+            with pytest.raises(Invalid) as refused:
+                await install_toolset(gateway, str(source))
+            assert refused.value.code == "LITERAL_SECRET"
+            assert "toolset.yaml line 7: 'tools.0.command" in refused.value.message
+            assert f"${{{variable}}}" in refused.value.message and "hunter2" not in refused.value.message
+        assert not await list_toolsets(gateway)
+    steps = "type: steps, steps: [{tool: call_api, args: {token: $args.token, key: users}}]"
+    assert find_open_secret(load(f"{HEAD}tools:\n- {{id: a, {steps}}}\n")) is None
+    literal = steps.replace("$args.token", TOKEN)
+    assert find_open_secret(load(f"{HEAD}tools:\n- {{id: a, {literal}}}\n")) == (("tools", 0, "steps", 0), "TOKEN")

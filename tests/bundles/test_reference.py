@@ -35,6 +35,7 @@ SECTIONS = {
     "BasicAuth": "`auth` of type `basic`",
     "ApiKeyAuth": "`auth` of type `api_key`",
     "HmacAuth": "`auth` of type `hmac`",
+    "AwsAuth": "`auth` of type `aws`",
     "OAuth2Auth": "`auth` of type `oauth2`",
     "ResponseSpec": "`response`",
     "Parameter": "A parameter with a style",

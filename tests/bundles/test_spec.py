@@ -176,6 +176,7 @@ def test_a_mistake_at_the_top_is_named_with_line_key_and_fix(text: str, expected
         ("{id: a, type: shell, command: 'sh -c \"cat {path}\"'}", "a reference in code that 'sh' runs"),
         ("{id: a, type: shell, command: [ls, '${path}'], dash_safe: [pth]}", "no ${pth} in 'command'; did you mean"),
         ("{id: a, type: shell, command: []}", "'tools.0.command'"),
+        ("{id: a, type: http, url: 'https://h/x'}", "'tools.0.url': unknown key; did you mean 'url_template'?"),
         ("{id: a, type: shell, comand: [ls]}", "'tools.0.comand': unknown key; did you mean 'command'?"),
         ("{id: a, type: shell, command: ['${program}', x]}", "'tools.0.command.0': the program is fixed"),
         ("{id: a, type: shell, command: [sh, -c, 'cat ${path}']}", "'tools.0.command.2': a reference in code"),

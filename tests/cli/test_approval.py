@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from click.testing import CliRunner
 from gateway import Gateway
 from gateway.calls import Call, Outcome
 from gateway.cli import toolgate
+from gateway.db import DATABASE_FILE
 from gateway.tools import Permission, Tool
 
 pytestmark = pytest.mark.promise("C5")
@@ -51,8 +54,10 @@ def waiting(tmp_path: Path) -> dict[str, Any]:
 
 def test_pending_approvals_are_listed_and_shown_as_they_are_asked(tmp_path: Path, waiting: dict[str, Any]) -> None:
     listed = run(tmp_path, "list").splitlines()
-    assert listed[0].split() == ["ID", "ASKED", "TOOL", "STATUS", "CHAT", "WHY"]
-    assert listed[1].startswith(waiting["id"]) and listed[1].endswith("default  delete_file always asks first")
+    assert listed[0].split() == ["ID", "ASKED", "(UTC)", "TOOL", "STATUS", "CHAT", "WHY"]
+    assert listed[1].startswith(f"{waiting['id'][-8:]}  ") and listed[1].endswith(
+        "default  delete_file always asks first"
+    )
     shown = run(tmp_path, "show", waiting["id"][:-1])
     assert shown.startswith('Run delete_file?\n\nWhy: delete_file always asks first\n\nArguments:\n  path: "a.txt"\n')
     assert "\x1b" not in run(tmp_path, "show", json.loads(run(tmp_path, "list", "--json"))[1]["id"])
@@ -60,13 +65,25 @@ def test_pending_approvals_are_listed_and_shown_as_they_are_asked(tmp_path: Path
 
 
 def test_a_call_is_allowed_or_denied_once(tmp_path: Path, waiting: dict[str, Any]) -> None:
-    assert run(tmp_path, "allow", waiting["id"]) == f"allowed delete_file ({waiting['id']})\n"
+    assert "several calls wait; name one by its ID: " in run(tmp_path, "allow", status=1)
+    first, second = run(tmp_path, "allow", waiting["id"][-8:]).splitlines()
+    assert first == f"allowed delete_file ({waiting['id']})"
+    assert second.startswith("not used yet: a caller that no longer waits has to call again")
     assert "is no longer pending: it is allowed by " in run(tmp_path, "deny", waiting["id"], status=1)
     [other] = json.loads(run(tmp_path, "list", "--json"))
     assert json.loads(run(tmp_path, "deny", other["id"], "--json"))["status"] == "denied"
     assert run(tmp_path, "list").count("\n") == 1
     statuses = [entry["status"] for entry in json.loads(run(tmp_path, "list", "--all", "--json"))]
     assert statuses == ["allowed", "denied"]
+
+
+def test_an_allowance_that_nobody_used_is_not_shown_as_unanswered(tmp_path: Path, waiting: dict[str, Any]) -> None:
+    run(tmp_path, "deny", json.loads(run(tmp_path, "list", "--json"))[1]["id"])
+    run(tmp_path, "allow")
+    with closing(sqlite3.connect(tmp_path / DATABASE_FILE)) as db, db:
+        db.execute("UPDATE approvals SET expires_at = '2020' WHERE status = 'allowed'")
+    assert "status       allowed, not used in time\n" in run(tmp_path, "show", waiting["id"])
+    assert "allowed, not used in time" in run(tmp_path, "list", "--all")
 
 
 def test_remembered_approvals_are_listed_and_revoked(tmp_path: Path, waiting: dict[str, Any]) -> None:

@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from gateway import Gateway
 from gateway.calls import Call, Outcome
 from gateway.cli import toolgate
+from gateway.cli.call import format_time
 
-CALL = Call(name="notes__add", arguments={}, chat="c")
+CALL = Call(name="notes__add", arguments={"whole": True}, chat="c")
 PLAN = {"renderer": "document", "config": {"content": "a long text"}}
 
 
@@ -39,5 +40,37 @@ def test_a_call_is_shown_with_its_renderer_and_where_its_plan_is(data: Path) -> 
     assert "a long text" not in show(data)
 
 
+def test_values_that_are_no_text_are_shown_as_json(data: Path) -> None:
+    [line] = [line for line in show(data).splitlines() if line.startswith("args ")]
+    assert line.split(None, 1)[1] == '{"whole": true}'
+
+
 def test_as_json_the_plan_is_whole(data: Path) -> None:
     assert json.loads(show(data, "--json"))["render_plan"] == PLAN
+
+
+def test_calls_in_an_attached_folder_are_listed_by_its_path_from_anywhere(tmp_path: Path) -> None:
+    folder, data = tmp_path / "project", str(tmp_path / "data")
+    folder.mkdir()
+
+    async def call() -> None:
+        async with Gateway.open({"data_dir": data, "workspace": str(folder)}) as gateway:
+            await gateway.call("write_file", {"path": "a.txt", "content": "text"})
+
+    anyio.run(call)
+    header, row = CliRunner().invoke(toolgate, ["call", "list", "--data-dir", data]).stdout.splitlines()
+    assert header.split() == ["ID", "STARTED", "(UTC)", "TOOL", "STATUS", "ERROR", "TOOK", "CHAT"]
+    assert row.endswith("/project")
+    short, day, moment, *_ = row.split()
+    assert len(f"{day} {moment}") == 19
+    listed = json.loads(CliRunner().invoke(toolgate, ["call", "list", "--data-dir", data, "--json"]).stdout)
+    shown = CliRunner().invoke(toolgate, ["call", "show", short, "--data-dir", data, "--json"])
+    assert json.loads(shown.stdout)["id"] == listed[0]["id"]
+    earlier = CliRunner().invoke(toolgate, ["call", "list", "--before", short, "--data-dir", data, "--json"])
+    assert json.loads(earlier.stdout) == []
+    assert listed[0]["folder"] == str(folder.resolve()) and listed[0]["chat_id"].startswith("folder-")
+
+
+@pytest.mark.parametrize(("milliseconds", "text"), [(0.44, "0.4 ms"), (9_999.9, "9999.9 ms"), (41_646.5, "41.6 s")])
+def test_long_times_are_in_seconds(milliseconds: float, text: str) -> None:
+    assert format_time(milliseconds) == text

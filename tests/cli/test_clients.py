@@ -21,7 +21,7 @@ from gateway.admin.client_files import merge, read, remove, write
 from gateway.admin.clients import CLIENTS, Snippet, UserEnvironment, locate, make_snippets, serve_command
 from gateway.cli.clients import client
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, NotFound, Unavailable
-from gateway.sources.upstreams.client_configs import Around, Skipped
+from gateway.sources.upstreams.client_configs import ImportContext, Skipped
 from gateway.sources.upstreams.client_configs import read as read_servers
 from gateway.yamldoc import parse_file
 
@@ -321,9 +321,9 @@ def test_of_two_objects_with_the_same_name_the_one_that_is_read_receives_the_ent
 @pytest.mark.parametrize(
     ("data", "place", "reason"),
     [
-        (b'{\n  // mine\n  "a": 1 2\n}', (3, 10), "delimiter"),
-        (b'{"a": ', (1, 7), "Expecting value"),
-        (b'{"mcpServers": {}} {}', (1, 20), "Extra data"),
+        (b'{\n  // mine\n  "a": 1 2\n}', (3, 10), "a ',' is missing"),
+        (b'{"a": ', (1, 7), "a value is expected"),
+        (b'{"mcpServers": {}} {}', (1, 20), "text after the end"),
         (b"\n[]", (2, 1), "top level is not an object"),
         (b'{\n "mcpServers": []}', (2, 16), '"mcpServers" is not an object'),
         (b'{"mcpServers": null}', (1, 16), '"mcpServers" is not an object'),
@@ -431,7 +431,7 @@ def test_a_layout_without_room_is_refused_with_the_entry_to_paste(name: str, tex
 def test_an_installed_entry_is_recognised_when_servers_are_imported(name: str, url: str | None) -> None:
     entry = entry_for(name, url)
     content, _ = merge(entry.file, None, entry)
-    [found] = read_servers(content.decode(), Around(Path("/h")), suffix=entry.file.suffix)
+    [found] = read_servers(content.decode(), ImportContext(Path("/h")), suffix=entry.file.suffix)
     assert isinstance(found, Skipped)
     assert "this gateway" in found.reason
 
@@ -576,7 +576,7 @@ def test_install_adds_the_entry_and_tells_what_it_did(run: Run, tmp_path: Path) 
     assert backup.read_text() == '{"numStartups": 41}'
     assert written["numStartups"] == 41
     assert written["mcpServers"]["toolgate"]["args"][-2:] == ["--chat", "demo"]
-    assert f"added toolgate in {file}" in result.output
+    assert f"added toolgate to {file}" in result.output
     assert f"the previous file is saved as {backup}" in result.output
     assert CLIENTS["claude-code"].restart in result.output
 
@@ -600,7 +600,7 @@ def test_install_over_a_different_entry_shows_the_old_one(run: Run, tmp_path: Pa
 
 def test_a_dry_run_touches_nothing(run: Run, tmp_path: Path) -> None:
     result = run("install", "cursor", "--dry-run", "--file", str(tmp_path / "deep" / "mcp.json"))
-    assert result.output.startswith("would have added toolgate")
+    assert result.output.startswith("would add toolgate to")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -698,6 +698,9 @@ def test_clients_are_listed_uninstalled_and_restored(run: Run, tmp_path: Path) -
 
     assert (states()["cursor"], states()["zed"], states()["codex"]) == ("not added", "not installed", "unreadable")
     before = file.read_bytes()
+    file.write_text("[]")
+    assert states()["cursor"] == "unreadable"
+    file.write_bytes(before)
     installed = run("install", "cursor")
     assert "to go back: toolgate client restore cursor" in installed.output
     assert states()["cursor"] == "added"

@@ -18,6 +18,9 @@ from click.testing import CliRunner
 from gateway.cli import COMMANDS, toolgate
 from gateway.cli.help import COMMON_OPTIONS, find_examples
 from gateway.cli.options import settings_options
+from gateway.cli.tool import parse_arguments
+from gateway.sources.builtin.source import as_declared
+from gateway.tools import Tool
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "gateway" / "cli" / "examples.txt"
@@ -59,7 +62,10 @@ def test_every_example_parses_as_its_command() -> None:
         for parameter in command.params:
             if isinstance(parameter.type, click.Path):
                 parameter.type = click.Path(path_type=Path)
-        command.make_context(command.name, words, parent=context)
+        given = command.make_context(command.name, words, parent=context).params
+        if line.startswith("toolgate tool call "):
+            tool = as_declared(Tool(given["name"], ""))
+            tool.check_arguments(parse_arguments(tool.input_schema, given["arguments"], given["json_args"]))
 
 
 def test_common_options_stand_in_one_section_after_the_others() -> None:

@@ -63,10 +63,10 @@ def test_a_server_that_wants_a_login_from_the_first_day_to_the_last(run: Run, wo
     findings = run("--json", command=doctor, code=1)
     assert [each["message"] for each in findings if "not logged in to 'lab'" in each["message"]]
 
-    told = run("login", "lab")
-    assert f"{world.issuer}/authorize?" in told
-    assert "you are logged in to lab, with the scopes: read" in told
-    assert "echo" in told
+    printed = run("login", "lab")
+    assert f"{world.issuer}/authorize?" in printed
+    assert "you are logged in to lab, with the scopes: read" in printed
+    assert "echo" in printed
     assert state(run) == "ok"
     assert "lab answers" in run("test", "lab")
 
@@ -74,7 +74,7 @@ def test_a_server_that_wants_a_login_from_the_first_day_to_the_last(run: Run, wo
     assert (more["name"], more["scope"], more["renewable"]) == ("lab", "read write", True)
     assert more["answer"]["tools"][0]["name"] == "echo"
 
-    shown = "".join([told, json.dumps(more), run("list"), run("show", "lab")])
+    shown = "".join([printed, json.dumps(more), run("list"), run("show", "lab")])
     assert [secret for secret in world.now.secrets() if secret in shown] == []
 
     assert run("logout", "lab") == "you are logged out of lab\n"
@@ -126,7 +126,7 @@ def test_a_login_without_a_browser_shows_the_address_alone(
 
 
 @pytest.mark.parametrize(
-    ("said", "fault"),
+    ("metadata", "fault"),
     [
         ({"client_secret": "written out", "client_id": "x"}, "write ${VARIABLE}"),
         ({"client_secret": "${SECRET}"}, "belongs to a 'client_id'"),
@@ -137,8 +137,10 @@ def test_a_login_without_a_browser_shows_the_address_alone(
     ],
     ids=["written-out", "nobodys-secret", "no-secret", "no-https", "two-scopes", "unknown"],
 )
-def test_settings_that_cannot_be_meant_are_refused(run: Run, tmp_path: Path, said: dict[str, Any], fault: str) -> None:
-    servers = {"lab": {"url": "https://mcp.example/mcp", "oauth": said}}
+def test_settings_that_cannot_be_meant_are_refused(
+    run: Run, tmp_path: Path, metadata: dict[str, Any], fault: str
+) -> None:
+    servers = {"lab": {"url": "https://mcp.example/mcp", "oauth": metadata}}
     (tmp_path / "toolgate.yaml").write_text(json.dumps({"mcpServers": servers}))
     assert fault in run("list", refused="INVALID_CONFIG")
 

@@ -139,6 +139,11 @@ def test_a_toolsets_server_is_started_by_no_command_before_consent(marks: Marks)
     invoke(marks, "toolset allow marks", refused="use --yes")
     assert "1 problem with tools; 'toolgate doctor' lists them" in marks.toolgate("tool", "list").stderr
     assert marks.starts == 0
+    invoke(
+        marks, "upstream add marker --no-test -- true", refused="choose another name, or: toolgate toolset uninstall"
+    )
+    invoke(marks, "toolset uninstall marks")
+    invoke(marks, "upstream add marker --no-test -- true")
 
 
 def test_an_allowed_server_is_connected_to_once_and_then_remembered(marks: Marks) -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from gateway import config
+from gateway.cli import main
 from gateway.cli.init import _TEMPLATE
 from gateway.config import Settings
 from gateway.errors import Invalid
@@ -64,7 +65,7 @@ def test_config_check_reports_every_mistake_of_the_file(tmp_path: Path) -> None:
     assert told.returncode == 1
     assert told.stderr.splitlines() == [
         "toolgate: INVALID_CONFIG: toolgate.yaml line 1: 'aproval': unknown key; did you mean 'approval'?",
-        "  also: toolgate.yaml line 2: 'limits.timeout': must be a number",
+        "  also: toolgate.yaml line 2: 'limits.timeout': must be a number, not 'x'",
         "  also: toolgate.yaml line 3: 'mcpServers.a': a server has either a 'command' to start or a 'url' to reach",
     ]
 
@@ -85,6 +86,12 @@ def test_config_check_reports_every_mistake_of_the_file(tmp_path: Path) -> None:
         ("toolgate.yaml", "a: 'b\nc: 1", "the file ends inside a quoted text; close the quote"),
         ("toolgate.yaml", "a: b: c", "line 1: invalid YAML: a ':' where no key can be"),
         ("toolgate.yaml", "a: &a [*a]", "an alias (*) contains itself"),
+        ("toolgate.yaml", "upstreams: {a: {comand: x}}", "'upstreams.a.comand': unknown key; did you mean 'command'?"),
+        ("toolgate.yaml", "server: {port: 9000}", "line 1: 'server.port': the port is given to the command: toolgate"),
+        ("toolgate.yaml", "rules: []", "'rules': unknown key; did you mean 'approval.rules'?"),
+        ("toolgate.yaml", "allowed_hosts: []", "did you mean 'sandbox.allowed_hosts' or 'web.allowed_hosts' or"),
+        ("toolgate.yaml", "permission: execute", "'permission': unknown key; the keys here are"),
+        ("toolgate.yaml", "web: {zzz: 1}", "'web.zzz': unknown key; the keys here are allow_private,"),
     ],
 )
 def test_a_mistake_in_the_file_is_explained(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -93,6 +100,31 @@ def test_a_mistake_in_the_file_is_explained(tmp_path: Path, name: str, text: str
     assert told.returncode == 1
     assert message in told.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+
+
+def test_config_check_warns_of_rules_and_categories_that_nothing_has(tmp_path: Path) -> None:
+    rules = [{"tool": "writefile", "then": "deny"}, {"tool": "later:*", "then": "deny"}]
+    role = {"categories": ["web", "filesystm"], "servers": ["docs", "crm-*"]}
+    jwt = {"issuer": "https://idp.example", "audience": "toolgate", "default_role": "agnet"}
+    settings = {"approval": {"rules": rules}, "categories": {"filesytem": {"enabled": True}}}
+    text = json.dumps(settings | {"roles": {"agent": role}, "auth": {"jwt": jwt}})
+    (tmp_path / "toolgate.yaml").write_text(text)
+    told = toolgate(tmp_path, "config", "check")
+    assert told.returncode == 0
+    assert told.stderr.splitlines() == [
+        f"warning: toolgate.yaml line 1: {text}"
+        for text in (
+            "categories.filesytem: no builtin tool is in this category; did you mean 'filesystem'?",
+            "rule 1 of approval.rules: no tool has the id 'writefile'; did you mean 'write_file'?",
+            "rule 2 of approval.rules: no tool has the id 'later:*'",
+            "roles.agent.categories: there is no category 'filesystm'; did you mean 'filesystem'?",
+            "roles.agent.servers: there is no server 'docs'",
+            "auth.jwt.default_role: there is no role 'agnet'; did you mean 'agent'?",
+        )
+    ]
+    assert told.stdout.startswith("toolgate.yaml: valid, with warnings;")
+    (tmp_path / "toolgate.yaml").write_text("workspace: nowhere")
+    assert "is not a folder; make it, or name another one" in toolgate(tmp_path, "config", "check").stderr
 
 
 def test_two_settings_files_in_one_folder_are_refused(tmp_path: Path) -> None:
@@ -110,6 +142,26 @@ def test_an_unreadable_settings_file_is_no_internal_error(tmp_path: Path) -> Non
 def test_an_unknown_command_is_answered_with_the_nearest(tmp_path: Path) -> None:
     told = toolgate(tmp_path, "conifg", "show")
     assert (told.returncode, "there is no command 'conifg'; did you mean 'config'?" in told.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["logs"], "'upstream logs'"),
+        (["list"], "'tool list', 'toolset list', 'upstream list' or 'category list'"),
+        (["version"], "'--version'"),
+        (["status"], "'doctor'"),
+        (["run", "read_file"], "'tool call'"),
+        (["toolset", "create", "mine"], "'new'"),
+        (["key", "delete", "ann"], "'revoke'"),
+    ],
+)
+def test_another_word_for_a_command_is_answered_with_the_command(
+    typed: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(typed)
+    assert f"; did you mean {meant}?" in capsys.readouterr().err
 
 
 def test_the_settings_template_is_valid_with_every_line_of_it_in_force() -> None:
@@ -140,6 +192,7 @@ def test_init_writes_settings_imports_servers_and_adds_itself_to_clients(tmp_pat
     again = toolgate(tmp_path, "init", "--yes")
     assert again.returncode == 0, again.stderr
     assert "exists and is kept" in again.stdout
+    assert "the servers of your clients are here already" in again.stdout
     assert "Cursor has it already" in again.stdout
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,46 @@ def test_a_data_directory_that_cannot_be_made_is_a_clear_error(
         f"toolgate: DATA_DIR_UNUSABLE: the data directory {tmp_path}/file/data cannot be used: Not a directory; "
         "choose another with --data-dir or data_dir\n"
     )
+
+
+def test_commands_that_look_load_no_sdk_and_no_web_server() -> None:
+    names = ("upstream", "toolset", "call", "config", "workspace", "approval", "doctor")
+    modules = ", ".join(f"gateway.cli.{name}" for name in names)
+    script = f"import sys, {modules}; print({{'mcp', 'uvicorn'}} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+PARSERS = {"yaml", "tomllib"}
+SERVERS = {"httpx2", "gateway.bundles", "gateway.mcp_client", "gateway.sandbox", "gateway.runtime"}
+GATEWAY = {"gateway.gateway", "gateway.app", "sqlite3"}
+
+
+@pytest.mark.parametrize(
+    ("command", "unused"),
+    [
+        ("tool list", PARSERS | SERVERS),
+        ("category list", PARSERS | SERVERS),
+        ("approval list", PARSERS | SERVERS),
+        ("call list", PARSERS | SERVERS),
+        ("workspace ls --workspace .", PARSERS | SERVERS),
+        ("key list", PARSERS | SERVERS),
+        ("config show", PARSERS | SERVERS | GATEWAY),
+        ("client list", SERVERS | GATEWAY),
+        ("--version", PARSERS | SERVERS | GATEWAY | {"pydantic", "asyncio"}),
+    ],
+)
+def test_command_that_looks_loads_nothing_that_it_does_not_use(command: str, unused: set[str], tmp_path: Path) -> None:
+    script = (
+        "import sys; from gateway.cli import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit as ended: print(*sys.modules, file=sys.stderr); raise"
+    )
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    variables = {name: str(tmp_path / "home") for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
+    program = [sys.executable, "-c", script, *command.split()]
+    done = subprocess.run(program, env=os.environ | variables, cwd=folder, capture_output=True, text=True, check=True)
+    assert unused & {*done.stderr.splitlines()[-1].split()} == set()
 
 
 def test_a_data_directory_is_made_for_its_owner_only(tmp_path: Path) -> None:

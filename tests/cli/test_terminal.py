@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ import pexpect
 import pytest
 from eventually import eventually
 from mcp import Client
+from sources.toolset.writing import require_sandbox
 
 # Seconds for one step on a machine that is busy with other work.
 PATIENCE = 120
@@ -233,8 +235,27 @@ def test_a_page_of_a_call_or_file_is_shown_in_the_browser(tmp_path: Path) -> Non
     assert r"\u003ch1&gt;Title" in page
     assert '<iframe sandbox="' in page
     assert "allow-same-origin" not in page
-    [call] = re.findall(r"^([0-9a-f-]{36})", piped(tmp_path, "call", "list").stdout, re.MULTILINE)
-    assert "write_file" in opened("call", "show", call[:12], "--open")
+    [short] = re.findall(r"^([0-9a-f]{8}) ", piped(tmp_path, "call", "list").stdout, re.MULTILINE)
+    [call] = json.loads(piped(tmp_path, "call", "list", "--json").stdout)
+    for call_id in (short, call["id"][:12]):
+        assert "write_file" in opened("call", "show", call_id, "--open")
+
+
+def test_a_call_whose_result_is_a_page_names_the_command_that_shows_it(tmp_path: Path) -> None:
+    anyio.run(require_sandbox)
+    (tmp_path / "browser").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "browser").chmod(0o755)
+    for arguments in (("toolset", "new", "mine"), ("toolset", "install", "mine")):
+        assert piped(tmp_path, *arguments).returncode == 0
+    assert piped(tmp_path, "tool", "call", "write_file", "path=a.txt", "content=one two").returncode == 0
+    call = ("tool", "call", "mine__count_words", "path=a.txt")
+    with terminal(tmp_path, *call) as child:
+        child.expect(r"its page: toolgate (call show [0-9a-f]{8} --open)\s")
+        recommended = child.match[1].split()
+        finish(child)
+    with terminal(tmp_path, *recommended, BROWSER=str(tmp_path / "browser")) as child:
+        assert "opened file://" in visible_screen(finish(child))
+    assert "its page" not in piped(tmp_path, *call).stderr
 
 
 def test_a_log_is_followed_until_ctrl_c(tmp_path: Path) -> None:
@@ -251,6 +272,17 @@ def test_a_log_is_followed_until_ctrl_c(tmp_path: Path) -> None:
         following.sendintr()
         finish(following)
     assert following.exitstatus == 130
+
+
+def test_ctrl_c_at_a_question_ends_the_command(tmp_path: Path) -> None:
+    write = ["tool", "call", "write_file", "path=a.txt"]
+    assert piped(tmp_path, *write, "content=x").returncode == 0
+    with terminal(tmp_path, *write, "content=y") as child:
+        child.expect(r"\[n\]o: ")
+        child.sendintr()
+        assert "interrupted; the call was cancelled" in visible_screen(finish(child))
+    assert child.exitstatus == 130
+    assert "x" in piped(tmp_path, "tool", "call", "read_file", "path=a.txt").stdout
 
 
 def test_nothing_for_a_terminal_is_imported_by_a_start_over_stdio(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def test_pipeline_of_a_tool_is_shown_in_its_order(tmp_path: Path) -> None:
         ["Permissions", "gate", "before"],
         ["Ownership", "gate", "before"],
         ["Approval", "gate", "before"],
+        ["ChatClaim", "gate", "before"],
         ["Concurrency", "gate", "around (async)"],
         ["Versioning", "gate", "around (async)"],
         ["builtin", "source", "call_tool"],
@@ -50,6 +52,7 @@ def test_pipeline_of_a_tool_is_shown_in_its_order(tmp_path: Path) -> None:
         "Validation",
         "Permissions",
         "Ownership",
+        "ChatClaim",
         "Concurrency",
         "Versioning",
         "builtin",
@@ -71,12 +74,17 @@ def test_pipeline_of_a_tool_is_shown_in_its_order(tmp_path: Path) -> None:
         ({"$ref": "https://example.org/schema"}, "any"),
         ({"$ref": 7}, "any"),
         ({"type": "null"}, "null"),
+        ({"type": "array"}, "array"),
+        ({"type": "array", "items": {"type": "string"}}, "array of string"),
+        ({"type": "array", "items": {"$ref": "#/$defs/Edit"}}, "array of {old, new?}"),
+        ({"type": "array", "items": {"$ref": "#/$defs/Loop"}}, "array of any"),
         ({}, "any"),
         (True, "any"),
     ],
 )
 def test_every_schema_has_a_short_name(schema: Any, shown: str) -> None:
-    definitions = {"Author": {"type": "object"}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}]}}
+    edit = {"type": "object", "properties": {"old": {"type": "string"}, "new": True}, "required": ["old"]}
+    definitions = {"Author": {"type": "object"}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}]}, "Edit": edit}
     tool = Tool("x", "", input_schema={"type": "object", "properties": {"a": schema}, "$defs": definitions})
     assert argument_rows(tool)[0][1] == shown
 
@@ -117,3 +125,37 @@ def test_tokens_of_each_tool_and_of_the_list_of_each_profile_are_counted(tmp_pat
     assert default["output_schemas"] > 0 == plain["output_schemas"] and default["short_tokens"] is None
     lines = run(tmp_path, "list", "--tokens", "--config", str(file)).splitlines()
     assert lines[0].split() == ["NAME", "TOKENS"] and lines[-2].split()[:2] == ["small", "search"]
+
+
+def test_tools_that_are_off_are_listed_with_what_they_are_and_why(tmp_path: Path) -> None:
+    rows = {line.split()[0]: " ".join(line.split()) for line in run(tmp_path, "list", "--all").splitlines()}
+    commit, fetch = rows["git_commit"], rows["web_fetch"]
+    assert commit.startswith("git_commit development read-write off: git_commit is in category 'development', which is")
+    assert fetch.startswith("web_fetch web read-only off: no host of the web can be reached until web.allowed_hosts")
+    assert "git_commit" not in run(tmp_path, "list")
+    assert {"git_commit", "write_file"} <= {
+        tool["name"] for tool in json.loads(run(tmp_path, "list", "--all", "--json"))
+    }
+    assert "write_file" not in run(tmp_path, "list", "--all", "--category", "development")
+
+
+def test_a_search_names_the_tools_that_fit_better_and_are_off(tmp_path: Path) -> None:
+    result = CliRunner().invoke(toolgate, ["tool", "search", "git", "stash", "--data-dir", str(tmp_path)])
+    assert re.match("These fit best, and are off: git_stash[a-z_, ]*; --all shows what they do.", result.stderr)
+    assert (
+        "fit best" not in CliRunner().invoke(toolgate, ["tool", "search", "write", "--data-dir", str(tmp_path)]).stderr
+    )
+    found = run(tmp_path, "search", "git", "stash", "--all").splitlines()[1]
+    assert found.split(maxsplit=4)[:4] == ["git_stash", "(off)", "development", "read-write"]
+    assert "stash" in found.split(maxsplit=4)[4].lower()  # its description, though its module was not imported
+    listed = len(run(tmp_path, "list").splitlines()) - 1
+    nothing = run(tmp_path, "search", "qqqqzzzz", "xxyyxx")
+    assert nothing.startswith(f"No tool fits; 'toolgate tool list' lists all {listed}.")
+
+
+def test_categories_are_listed_with_the_tools_that_turning_them_on_would_offer(tmp_path: Path) -> None:
+    result = CliRunner().invoke(toolgate, ["category", "list", "--data-dir", str(tmp_path)]).stdout
+    rows = {line.split()[0]: line for line in result.splitlines()}
+    assert re.search(r" off +execute +- +0 of \d\d ", rows["development"])
+    assert " 0 of 2 " in rows["web"]
+    assert " of " not in rows["filesystem"]

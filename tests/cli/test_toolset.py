@@ -103,7 +103,8 @@ def test_refusals_are_one_line_that_names_the_fix(toolgate: Run, tmp_path: Path)
 def test_a_new_toolset_passes_its_check_and_its_own_tests(toolgate: Run, tmp_path: Path) -> None:
     written = toolgate("toolset", "new", "my tools").stdout
     assert "toolset.yaml" in written
-    assert "can be installed" in toolgate("toolset", "check", "my tools").stdout
+    for path in ("my tools", "my tools/toolset.yaml"):
+        assert "can be installed" in toolgate("toolset", "check", path).stdout
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q"], cwd=tmp_path / "my tools", capture_output=True, text=True
     )
@@ -115,18 +116,22 @@ def test_a_tool_above_its_category_is_withheld_and_the_install_says_how_to_have_
     toolgate: Run, tmp_path: Path
 ) -> None:
     tools = ["{id: say, entrypoint: 'code:say', permission: execute}", "{id: more, entrypoint: 'code:say'}"]
-    tools.append("{id: run, entrypoint: 'code:say', permission: execute, category: development}")
+    tools += [f"{{id: {name}, entrypoint: 'code:say', category: development}}" for name in ("run", "test")]
     write_toolset(tmp_path / "lab", "id: lab\nname: Lab\nversion: 1.0.0\ntools:\n- " + "\n- ".join(tools), code=CODE)
-    for command in ("check", "install"):
-        told = {line.split()[0]: line for line in toolgate("toolset", command, "lab").stdout.splitlines() if line}
-        assert told["lab:say"].split()[1:3] == ["toolsets", "execute"]
-        assert "withheld: lab:say needs execute, but its category 'toolsets' allows only read-write" in told["lab:say"]
-        assert "raise categories.toolsets.permission" in told["lab:say"]
-        assert "withheld: lab:run is in category 'development', which is off" in told["lab:run"]
-        assert "toolgate category enable development" in told["lab:run"]
-        assert "withheld" not in told["lab:more"]
+    for command in ("check", "install", "show"):
+        shown = toolgate("toolset", command, "lab").stdout.splitlines()
+        output = {line.split()[0]: line for line in shown if line}
+        assert output["lab__say"].split()[1:3] == ["toolsets", "execute"]
+        assert [name for name, line in output.items() if "(off)" in line] == ["lab__say", "lab__run", "lab__test"]
+        level, category = (line.removeprefix("withheld: ") for line in shown if line.startswith("withheld: "))
+        assert level.startswith("lab__say needs execute, but its category 'toolsets' allows only read-write")
+        assert level.endswith("toolgate category set toolsets --level execute")
+        assert category == (
+            "lab__run is in category 'development', which is off; turn it on with: toolgate category enable "
+            "development (and 1 more)"
+        )
     enabled = toolgate("toolset", "check", "lab", "--enable-tool-categories", "development", "--json").stdout
-    assert [bool(tool["withheld"]) for tool in json.loads(enabled)["tools"]] == [True, False, False]
+    assert [bool(tool["withheld"]) for tool in json.loads(enabled)["tools"]] == [True, False, False, False]
     assert "CATEGORY_TOO_LOW" in toolgate("tool", "call", "lab__say", code=1).stderr
 
 
@@ -136,7 +141,7 @@ def test_commands_count_problems_with_tools_where_they_list_them_and_say_nothing
     settings = {"categories": {"editing": {"permission": "read-only"}}, "data_dir": str(tmp_path / "data")}
     (tmp_path / "toolgate.yaml").write_text(json.dumps(settings))
     for command in ("call list", "approval list", "toolset list", "upstream list", "tool call list_directory"):
-        assert toolgate(*command.split()).stderr == "", command
+        assert toolgate(*command.split()).stderr.partition("add one with: ")[0] in ("", "(none)\n"), command
     for command in ("tool list", "tool show read_file"):
-        told = toolgate(*command.split()).stderr
-        assert told == "toolgate: 7 problems with tools; 'toolgate doctor' lists them\n", command
+        output = toolgate(*command.split()).stderr
+        assert output == "toolgate: 7 problems with tools; 'toolgate doctor' lists them\n", command

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import shlex
 import subprocess
 import sys
@@ -30,8 +31,8 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     def workspace(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
             main(["workspace", *arguments, "--data-dir", str(tmp_path / "data")])
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
+        output = capsys.readouterr()
+        return int(ended.value.code or 0), output.out, output.err
 
     return workspace
 
@@ -89,6 +90,18 @@ def test_the_log_and_a_diff_are_read_by_people_and_programs(tmp_path: Path, run:
     assert run("diff", "--path", "b.txt") == (0, "", "")
 
 
+def test_undo_names_a_later_call_that_changed_only_an_ignored_file(tmp_path: Path, run: Run) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / ".gitignore").write_text("*.log\n")
+    (folder / "a.txt").write_text("one\n")
+    write(tmp_path, ("a.txt", "two\n"), ("b.log", "new\n"), workspace=folder)
+    status, _, notes = run("undo", "--yes", "--workspace", str(folder))
+    assert status == 0
+    assert re.search(r"^not undone: write_file of call \S+, which came later", notes, re.MULTILINE)
+    assert [(folder / name).read_text() for name in ("a.txt", "b.log")] == ["one\n", "new\n"]
+
+
 def test_undo_goes_back_version_by_version_and_says_the_way_forward(tmp_path: Path, run: Run) -> None:
     first, second = write(tmp_path, ("a.txt", "one\n"), ("b.txt", "two\n"))
     folder = tmp_path / "data/chats/default/workspace"
@@ -99,7 +112,11 @@ def test_undo_goes_back_version_by_version_and_says_the_way_forward(tmp_path: Pa
     status, printed, _ = run("undo", "--yes")
     assert f"to go back: toolgate workspace checkout {second[:18]} --data-dir {tmp_path / 'data'}\n" in printed
     assert os.listdir(folder) == ["a.txt"]
-    assert run("undo", "--yes")[1].startswith("The files are at the initial state (no files) now: 1 deleted (a.txt).")
+    status, printed, place = run("undo", "--yes")
+    assert (status, place) == (0, "in the chat default\n")
+    output, where, _ = printed.splitlines()
+    assert output.startswith("undone: write_file of call ")
+    assert where == "The files are at the initial state (no files) now: 1 deleted (a.txt)."
     assert os.listdir(folder) == []
     assert run("undo", "--yes") == (
         1,

@@ -53,7 +53,7 @@ def listening(
     reader = threading.Thread(target=_follow, args=(process.stderr, urls))
     reader.start()
     try:
-        found = urls.get(timeout=PATIENCE) if url is None else eventually(lambda: _accepting(url, process))
+        found = urls.get(timeout=PATIENCE) if url is None else eventually(lambda: _accepting(url, process), PATIENCE)
         assert found is not None, f"{command} ended before it listened; stderr says why"
         yield found
     finally:

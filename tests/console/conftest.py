@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from browser import PATIENCE, open_browser
-from playwright.async_api import Browser, expect
+from browser import open_browser
+from playwright.async_api import Browser
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +16,5 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    expect.set_options(timeout=PATIENCE)
     async with open_browser() as opened:
         yield opened

@@ -8,6 +8,7 @@ import re
 import zipfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +20,10 @@ from journeys.clients import call, over_http, value
 from journeys.wire import HANDSHAKE, MODERN
 from playwright.async_api import Browser, Locator, Page, expect
 from rest.conftest import Rest, serve
+
+from gateway.config import Settings
+from gateway.serve.web.inline import read_editor
+from gateway.workspace.workspaces import attached_folders
 
 from .payloads import PAYLOADS, assert_inert
 
@@ -177,9 +182,16 @@ async def test_call_that_runs_is_cancelled_in_the_browser(browser: Browser, gate
         await expect(page.get_by_test_id("call.cancel")).to_have_count(0)
 
 
-async def test_workspace_edit_shows_a_conflict_and_overwrites_nothing(browser: Browser, gateway: Rest) -> None:
-    gateway.ok("PUT", "/api/chats/edit/files/src/a.py", 201, content=b"x = 1\n")
+@pytest.mark.parametrize("is_plain", [False, True], ids=["editor", "text-area"])
+async def test_workspace_edit_shows_a_conflict_and_overwrites_nothing(
+    browser: Browser, gateway: Rest, is_plain: bool
+) -> None:
+    if not is_plain and read_editor() is None:
+        pytest.skip("needs the editor that npm builds")
+    gateway.put("/api/chats/edit/files/src/a.py", content=b"x = 1\n")
     async with open_console(browser, gateway, "/console/chats", refused=412) as page:
+        if is_plain:  # the script fails to load, with the status that is expected on this page
+            await page.route("**/editor.js", lambda route: route.fulfill(status=412))
         await page.get_by_test_id("chats.filter").fill("edit")
         await row(page, "edit", "chats.row").click()
         await row(page, "src/a.py").click()
@@ -188,12 +200,27 @@ async def test_workspace_edit_shows_a_conflict_and_overwrites_nothing(browser: B
         await page.get_by_test_id("workspace.edit").click()
         assert page.url.endswith("/files/src/a.py?edit=1")
         editor = page.get_by_test_id("workspace.editor")
-        await editor.fill("x = 2\n")
+        await expect(editor).to_be_focused()
+        await page.keyboard.press("Escape")  # leaves what is unchanged
+        await page.get_by_test_id("workspace.edit").click()
+        await expect(editor).to_be_focused()
+        await expect(editor.locator(".cm-line span[class]")).to_have_count(0 if is_plain else 1)  # the number
+        await editor.fill("x = 2")
+        await page.keyboard.press("Control+End")
+        await page.keyboard.type("\ngt/")  # no shortcuts here
+        await page.keyboard.press("Escape")
+        await page.get_by_test_id("workspace.versions").evaluate("link => link.click()")
+        await expect(editor).to_have_count(0)
+        await page.go_back()
+        await expect(page.locator(".files-head .meta")).to_have_text("not saved yet")
+        await editor.press("Control+End")
+        for _ in "gt/":
+            await page.keyboard.press("Backspace")
         gateway.ok("PUT", "/api/chats/edit/files/src/a.py", content=b"x = 3\n")
-        await page.get_by_test_id("workspace.save").click()
+        await editor.press("Control+s")
         await expect(page.get_by_test_id("workspace.conflict")).to_contain_text("x = 3")
         assert gateway.get("/api/chats/edit/files/src/a.py").text == "x = 3\n"
-        await expect(editor).to_have_value("x = 2\n")
+        await (expect(editor).to_have_value("x = 2\n") if is_plain else expect(editor).to_have_text("x = 2"))
         await check_access(page)
         await page.get_by_test_id("workspace.mine").click()
         await expect(page.locator(".code__line")).to_have_text("x = 2\n")
@@ -257,6 +284,20 @@ async def test_workspace_takes_uploads_and_dropped_files_and_offers_downloads(br
             await page.get_by_test_id("workspace.download").click()
         with zipfile.ZipFile(await (await downloaded.value).path()) as archive:
             assert sorted(archive.namelist()) == ["docs/a.md", "docs/b.txt", "docs/c.txt"]
+
+
+async def test_workspace_edits_what_is_text(browser: Browser, gateway: Rest) -> None:
+    drawing = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
+    for name, content in (("a.bin", b"\0\1"), ("a.svg", drawing)):
+        gateway.ok("PUT", f"/api/chats/kinds/files/{name}", 201, content=content)
+    async with open_console(browser, gateway, "/console/chats/kinds/files/a.bin") as page:
+        await expect(page.get_by_text("Not text")).to_be_visible()
+        await expect(page.get_by_test_id("workspace.edit")).to_have_count(0)
+        await row(page, "a.svg").click()
+        await expect(page.get_by_role("img", name="a.svg")).to_have_js_property("naturalWidth", 9)
+        await expect(page.get_by_test_id("workspace.edit")).to_be_visible()
+        await page.locator("[data-testid='workspace.show'][data-key='source']").click()
+        await expect(page.locator(".code__body")).to_contain_text("<svg")
 
 
 async def test_hostile_chats_names_and_arguments_are_shown_as_text(browser: Browser, gateway: Rest) -> None:
@@ -347,3 +388,44 @@ async def test_large_lists_of_files_and_calls_draw_only_what_is_seen(browser: Br
             await page.get_by_test_id("calls.older").click()
             await expect(page.get_by_test_id("calls.count")).not_to_have_text(shown)
         assert await page.get_by_test_id("calls.row").count() < 100
+
+
+async def test_chat_of_an_attached_folder_is_named_by_its_path(browser: Browser, tmp_path: Path) -> None:
+    folder = tmp_path / "my-project"
+    folder.mkdir()
+    [chat] = attached_folders(Settings(workspace=folder, data_dir=tmp_path / "data"))
+    with serve(tmp_path, workspace=str(folder)) as gateway:
+        body = {"args": {"path": "ask-me.txt", "content": "text"}, "chat": chat}
+        answer = gateway.request("POST", "/api/tools/write_file/invoke", json=body).json()
+        assert answer["error"]["code"] == "CONFIRMATION_REQUIRED"
+        async with open_console(browser, gateway, "/console/approvals") as page:
+            await expect(page.get_by_test_id("approvals.row")).to_contain_text("my-project")
+            await expect(page.get_by_test_id("approval")).to_contain_text(f"in the folder {folder.resolve()}")
+            await page.goto("/console/calls")
+            await expect(page.get_by_test_id("calls.row").first).to_contain_text("my-project")
+            await page.goto("/console/chats")
+            await expect(page.get_by_test_id("chats.row")).to_contain_text(str(folder.resolve()))
+            await page.goto("/")
+            await expect(page.get_by_test_id("home.need")).to_contain_text("Folder my-project")
+            await expect(page.get_by_test_id("home.call")).to_contain_text("my-project")
+
+
+async def test_results_are_drawn_as_pictures_differences_and_texts(browser: Browser, gateway: Rest) -> None:
+    picture = {"type": "image", "data": "R0lGODlhAQABAAAAACw=", "mimeType": "image/gif"}
+    diff = "--- a/a.md\n+++ b/a.md\n@@ -1 +1 @@\n-old\n+new\n"
+    values = [[{"type": "text", "text": "two"}, picture], {"path": "a.md", "diff": diff}, [{"type": "other"}]]
+    async with open_console(browser, gateway, "/console/calls") as page:
+        await expect(page.get_by_test_id("calls.live")).to_be_visible()
+        drawn = await page.evaluate(
+            """async (values) => {
+              const loaded = [...document.scripts].find((each) => each.src.endsWith("/console/main.js")).src;
+              const {drawValue} = await import(new URL("../core/values.js", loaded));
+              return values.map((value) => {
+                const place = document.createElement("div");
+                place.append(...[drawValue(value, "Result")].flat());
+                return [...place.querySelectorAll("img, .diff, dd > code, .code__body")].map((each) => each.className);
+              });
+            }""",
+            values,
+        )
+    assert drawn == [["code__body", "picture"], ["prose-text", "diff"], ["code__body"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from browser import find_violations, open_page
 from eventually import TIMEOUT, async_eventually
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import TextContent
-from playwright.async_api import Browser, Page, StorageState, expect
+from mcp_types import ElicitResult, TextContent
+from playwright.async_api import Browser, Page, Route, StorageState, expect
 
 from gateway.db import timestamp
 from gateway.db.approvals import ApprovalRecord
@@ -30,7 +31,7 @@ from .payloads import PAYLOADS, assert_inert
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("T8")]
 
 SETTINGS: dict[str, Any] = {
-    "approval": {"without_elicitation": "queue", "queue_wait": 600, "pending": 1000},
+    "approval": {"without_elicitation": "queue", "queue_wait": 600, "pending": 1000, "elicitation": "url"},
     "profiles": {"reader": {"permission": "read-only", "tools": {"allow": ["read_*"]}}},
 }
 PHONE = {"width": 360, "height": 740}
@@ -88,12 +89,12 @@ async def console(browser: Browser, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 async def call(
-    console: Console, era: str, key: str, tool: str, arguments: dict[str, Any], chat: str
+    console: Console, era: str, key: str, tool: str, arguments: dict[str, Any], chat: str, **options: Any
 ) -> tuple[bool, str]:
     """Call a tool with the SDK's client; return whether it failed, and its text."""
     async with httpx2.AsyncClient(headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT) as http:
         transport = streamable_http_client(f"{console.served.url}?chat={quote(chat)}", http_client=http)
-        async with Client(transport, mode=MODES[era], read_timeout_seconds=TIMEOUT) as client:
+        async with Client(transport, mode=MODES[era], read_timeout_seconds=TIMEOUT, **options) as client:
             result = await client.call_tool(tool, arguments)
     return result.is_error, "\n".join(block.text for block in result.content if isinstance(block, TextContent))
 
@@ -277,6 +278,42 @@ async def test_approval_page_works_alone_on_a_phone_without_scripts(console: Con
         await expect(page.get_by_role("heading", level=1)).to_have_text("This approval cannot be shown")
 
 
+@pytest.mark.promise("C5")
+@pytest.mark.parametrize("era", MODES)
+async def test_approval_page_is_what_a_client_is_asked_to_open(console: Console, era: str) -> None:
+    chat, path = f"link-{era}", {"path": "deploy.yml"}
+    await call(console, era, console.ann, "write_file", {**path, "content": "old"}, chat)
+    seen: list[Any] = []
+
+    async def decide(_: Any, params: Any) -> ElicitResult:
+        """The person opens the address and approves with other arguments there; the client learns nothing of it."""
+        seen.append(params)
+        async with console.open(params.url) as page:
+            await expect(page.get_by_role("heading", level=1)).to_have_text("Run write_file?")
+            await page.get_by_test_id("approve.more").click()
+            await page.get_by_test_id("approve.arguments").fill(json.dumps({**path, "content": "edited"}))
+            await page.get_by_test_id("approve.with").click()
+            await expect(page.get_by_text("Approved. You can close this page.")).to_be_visible()
+        return ElicitResult(action="accept")
+
+    asked = {**path, "content": "new"}
+    failed, text = await call(console, era, console.ann, "write_file", asked, chat, elicitation_callback=decide)
+    assert not failed, text
+    assert await read_file(console, "deploy.yml", chat) == "edited"
+    [params] = seen
+    assert (params.mode, params.url.rpartition("/")[0]) == ("url", f"{console.base}/approve")
+    assert "overwrites 'deploy.yml'" in params.message
+
+    async def refuse(_: Any, params: Any) -> ElicitResult:
+        seen.append(params)
+        return ElicitResult(action="decline")
+
+    failed, text = await call(console, era, console.ann, "delete_file", path, chat, elicitation_callback=refuse)
+    assert failed and text.startswith("DECLINED"), text
+    assert len(seen) == 2
+    assert await read_file(console, "deploy.yml", chat) == "edited"
+
+
 async def test_denial_in_the_browser_tells_the_model_the_reason_and_a_chat_is_remembered(console: Console) -> None:
     async with console.open("/console/approvals") as page:
         for index, decision in enumerate(("deny", "chat")):
@@ -398,7 +435,35 @@ async def test_home_connects_clients_and_shows_calls_as_they_happen(console: Con
         )
 
 
-PAGES = ["/", "/console/approvals", "/console/access/keys", "/console/access/profiles", "/console/nothing"]
+async def test_pages_guide_a_newcomer_and_claim_nothing_while_they_load(console: Console) -> None:
+    answers = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        await answers.wait()
+        await route.continue_()
+
+    dora = await console.served.make_key("dora")
+    async with console.open("/", storage_state=None) as page:
+        await sign_in(page, dora)
+        steps = page.get_by_test_id("home.guide").get_by_role("listitem")
+        await expect(steps.locator(".count")).to_have_text(["1", "2", "3"])  # builtins are no tools that she added
+        await page.route(re.compile(r"/api/(calls|approvals|chats)\?"), hold)
+        loading = page.get_by_role("status", name="Loading")
+        for path, drawn in {
+            "/": page.get_by_test_id("home.guide"),
+            "/console/calls": page.get_by_text("No calls"),
+            "/console/approvals": page.get_by_text("Nothing was decided yet."),
+        }.items():
+            answers.clear()
+            await page.goto(path)
+            await expect(loading).to_be_visible()
+            await expect(drawn).to_be_hidden()
+            answers.set()
+            await expect(drawn).to_be_visible()
+            await expect(loading).to_have_count(0)
+
+
+PAGES = ["/", "/console/approvals", "/console/access/keys", "/console/access/profiles", "/api/docs", "/console/nothing"]
 LOOKS = [
     ("light", {"width": 1280, "height": 800}),
     ("dark", PHONE),
@@ -439,6 +504,20 @@ async def add_hostile_approvals(console: Console, status: str) -> list[str]:
     return ids
 
 
+async def follow(page: Page, path: str) -> None:
+    """Go to another page of the console without loading everything again, as a click on a link does."""
+    await page.evaluate(
+        """(path) => {
+          const link = Object.assign(document.createElement("a"), {href: path});
+          document.querySelector("main").append(link);
+          link.click();
+          link.remove();
+        }""",
+        path,
+    )
+
+
+@pytest.mark.timeout(amount(600, nightly=7200))
 async def test_hostile_texts_are_shown_as_texts_wherever_a_caller_can_put_them(console: Console) -> None:
     denied = await add_hostile_approvals(console, "denied")
     waiting = await add_hostile_approvals(console, "waiting")
@@ -452,7 +531,7 @@ async def test_hostile_texts_are_shown_as_texts_wherever_a_caller_can_put_them(c
         ).to_be_visible()
         await assert_inert(page, "the queue")
         for each in shown:
-            await page.goto(f"/console/approvals/{each}")
+            await follow(page, f"/console/approvals/{each}")
             await expect(page.locator(f"[data-testid=approval][data-key='{each}']")).to_be_visible()
             await assert_inert(page, each)
             assert "\u202e" not in await page.get_by_test_id("approval.changes").inner_text()

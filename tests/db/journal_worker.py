@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 
 from gateway.db import Insert, Statement, journal, sqlite
+from gateway.db.call_log import EntryKey
 from gateway.db.sqlite import SqliteDatabase, execute
 from gateway.errors import GatewayError
 
@@ -62,9 +63,11 @@ def journal_files(place: Path) -> list[Path]:
     return sorted(place.glob("toolgate.db.promised-*"))
 
 
-def journal_of_dead_process(place: Path, text: bytes, name: str = "0dead-0") -> Path:
-    path = place / f"toolgate.db.promised-{name}"
-    path.write_bytes(text)
+def journal_of_dead_process(place: Path, text: bytes, name: str = "toolgate.db.promised-0dead-0") -> Path:
+    """A file whose whole lines were written at once, the rest of the text being a write that was cut off."""
+    path, end = place / name, text.rfind(b"\n") + 1
+    mac = journal.start_mac(path, EntryKey(place / "audit.key").load_journal_key())
+    path.write_bytes(journal.add_mac(b"", mac) + journal.add_mac(text[:end], mac) + text[end:])
     return path
 
 
@@ -85,8 +88,12 @@ async def lengthen_the_log(db: SqliteDatabase) -> int:
     return 200_000
 
 
+def has_rows(path: Path) -> bool:
+    return path.exists() and path.read_bytes().count(b"\n") > 1
+
+
 def are_empty(*paths: Path) -> bool:
-    return not any(path.exists() and path.stat().st_size for path in paths)
+    return not any(map(has_rows, paths))
 
 
 def tell(what: str) -> None:

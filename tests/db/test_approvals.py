@@ -15,7 +15,7 @@ from gateway.db import timestamp
 from gateway.db.approvals import ApprovalRecord, Approvals, Ending
 from gateway.db.call_records import CallRecords
 from gateway.db.sqlite import SqliteDatabase
-from gateway.errors import InputRequired, Invalid, NotFound, Unavailable
+from gateway.errors import Forbidden, InputRequired, Invalid, NotFound, Unavailable
 from gateway.names import new_id
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C5")]
@@ -140,7 +140,9 @@ async def test_open_questions_are_bounded_though_they_are_asked_at_one_instant(t
         results = await asyncio.gather(*many, return_exceptions=True)
         assert sum(result is None for result in results) == 3
         assert {type(result) for result in results} == {type(None), Unavailable}
-        await store.approvals.ask(store.question(principal="bob"), 3)
+        await store.approvals.ask(store.question(principal="bob", chat_id="d"), 3)
+        with pytest.raises(Forbidden):
+            await store.approvals.ask(store.question(principal="bob"), 3)
         store.now += 61
         await store.approvals.ask(store.question(), 3)  # the old ones have expired
 

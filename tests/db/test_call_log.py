@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -15,25 +16,30 @@ from typing import Any
 
 import anyio
 import pytest
-from amounts import amount
+from amounts import NIGHTLY, amount
+from click.testing import CliRunner
 
+from gateway import Gateway
 from gateway.admin import audit
+from gateway.admin.health_monitor import HealthCheck
 from gateway.calls import Call, Caller, Outcome
-from gateway.db import call_log
+from gateway.cli import toolgate
+from gateway.db import Statement, call_log, sqlite
 from gateway.db.call_log import COLUMNS, EntryKey, digest_call, link_entry, remove_calls, verify_log
 from gateway.db.call_records import CallRecords
+from gateway.db.journal import _verify, add_mac, start_mac
 from gateway.db.migrations import MIGRATIONS
 from gateway.db.sqlite import SqliteDatabase, connect, migrate
-from gateway.errors import Invalid, NotFound, ToolFailed
+from gateway.errors import Invalid, NotFound, ToolFailed, Unavailable
 
 DOCS = Path(__file__).parents[2] / "docs" / "audit.md"
 RECORDS = amount(400, nightly=100_000)
 TAMPERINGS = amount(80, nightly=1000)
-AT_ONCE = amount(1, nightly=25)  # tamperings of one verification, each of which must be named
+AT_ONCE = amount(1, nightly=100)  # tamperings of one verification, each of which must be named in its own place
 SESSIONS = 5
 ODD_TEXT = 'quote " backslash \\ tab \t bell \x07 delete \x7f é 漢 \U0001f600 \u2028'
 
-pytestmark = pytest.mark.promise("H5")
+pytestmark = [pytest.mark.promise("H5"), pytest.mark.timeout(3600 if NIGHTLY else 600)]
 
 
 async def write_records(data: Path, number: int, first: int = 0) -> None:
@@ -70,11 +76,15 @@ def connection(data: Path) -> Iterator[sqlite3.Connection]:
         yield opened
 
 
-def verify(data: Path, connection: sqlite3.Connection, checkpoint: str | None = None) -> list[dict[str, Any]]:
+def verify(data: Path, connection: sqlite3.Connection, *noted: call_log.EntryPlace) -> list[dict[str, Any]]:
     key = EntryKey(data / "audit.key")
-    position, _, entry_hash = (checkpoint or "").partition(":")
-    found = verify_log(connection, key, [key.public_key], (int(position), entry_hash) if checkpoint else None)
-    return found.problems
+    return verify_log(connection, key, [key.public_key], noted).problems
+
+
+def test_call_log_digests_every_column_of_a_record(tmp_path: Path) -> None:
+    with closing(connect(tmp_path / "toolgate.db")) as connection:
+        columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(tool_calls)")}
+    assert set(COLUMNS) == columns
 
 
 def test_call_log_of_several_sessions_verifies_and_is_signed_to_its_end(data: Path) -> None:
@@ -203,7 +213,8 @@ def test_call_log_shows_every_random_tampering(
     monkeypatch.setattr(call_log, "PROBLEM_LIMIT", 10_000_000)  # one tampering of many at once may cause thousands
     ((last,),) = connection.execute("SELECT max(position) FROM call_log").fetchall()
     size = (last - 2) // AT_ONCE
-    places = [Place(connection, 2 + size * number, 1 + size * (number + 1)) for number in range(AT_ONCE)]
+    # Between them is an entry of none: what one breaks there proves nothing about its neighbour.
+    places = [Place(connection, 2 + size * number, size * (number + 1) - 1) for number in range(AT_ONCE)]
     for first in range(0, TAMPERINGS, AT_ONCE):
         connection.execute("SAVEPOINT tampering")
         for number, place in enumerate(places, first):
@@ -237,16 +248,341 @@ def test_call_log_with_a_forged_entry_at_its_end_is_found(data: Path, connection
 def test_call_log_cut_off_before_a_checkpoint_is_found_with_the_noted_one(
     data: Path, connection: sqlite3.Connection
 ) -> None:
-    noted = audit.verify(data).signed
-    assert verify(data, connection, noted) == []
-    ((middle,),) = connection.execute(
-        "SELECT position FROM call_log WHERE signature IS NOT NULL ORDER BY position LIMIT 1"
+    noted = audit._parse_checkpoint(str(audit.verify(data).signed))
+    head = EntryKey(data / "audit.key").read_head()
+    assert head is not None
+    assert verify(data, connection, noted, head) == []
+    ((middle,),) = connection.execute(  # no call has entries before and after it
+        """SELECT position FROM call_log AS c WHERE signature IS NOT NULL AND NOT EXISTS (
+            SELECT 1 FROM call_log AS one JOIN call_log AS other ON other.call_id = one.call_id
+            WHERE one.position < c.position AND other.position > c.position
+        ) ORDER BY position LIMIT 1"""
     ).fetchall()
     gone = "SELECT call_id FROM call_log WHERE position > ? AND call_id IS NOT NULL"
     connection.execute(f"DELETE FROM tool_calls WHERE id IN ({gone})", (middle,))
     connection.execute("DELETE FROM call_log WHERE position > ?", (middle,))
-    assert verify(data, connection) == []  # as SECURITY.md says
-    assert [problem["problem"] for problem in verify(data, connection, noted)] != []
+    assert verify(data, connection) == []  # as docs/audit.md says
+    assert verify(data, connection, noted) != []
+    assert verify(data, connection, head) != []
+
+
+def cut(data: Path, position: int) -> None:
+    """Remove the end of a log with its records, as an intruder does who leaves nothing behind that contradicts."""
+    with closing(sqlite3.connect(data / "toolgate.db")) as intruder, intruder:
+        gone = "SELECT call_id FROM call_log WHERE position > ?"
+        intruder.execute(f"DELETE FROM tool_calls WHERE id IN ({gone})", (position,))
+        intruder.execute("DELETE FROM call_log WHERE position > ?", (position,))
+
+
+def test_call_log_whose_end_somebody_cut_off_is_found_also_after_the_gateway_goes_on(tmp_path: Path) -> None:
+    log, head = tmp_path / "log", tmp_path / "log" / "audit.head"
+    anyio.run(write_records, log, 12)
+    older = shutil.copytree(log, tmp_path / "older")
+    anyio.run(write_records, log, 12, 12)
+    (length,) = [audit.verify(log).entries]
+    for position in (length - 1, length - 2, 9, 0):  # its last checkpoint alone, a call too, most, all
+        found = shutil.copytree(log, tmp_path / f"cut-{position}")
+        cut(found, position)
+        assert len(audit.verify(found).problems) == 1
+        (found / "audit.head").unlink()  # the gateway makes no other one
+        assert len(audit.verify(found).problems) == 1
+        shutil.copy(head, found)
+        anyio.run(write_records, found, 20, 24)  # more than was removed: the position is there again
+        assert [problem["position"] for problem in audit.verify(found).problems] == [length]
+
+    shutil.copy(older / "toolgate.db", tmp_path / "cut-9")  # an older copy of the database alone
+    assert audit.verify(tmp_path / "cut-9").problems != []
+    audit.accept(tmp_path / "cut-9")  # a person restored it
+    anyio.run(write_records, tmp_path / "cut-9", 1, 60)
+    assert audit.verify(tmp_path / "cut-9").problems == []
+    noted = audit.verify(log).signed
+    assert audit.verify(older).problems == []  # with its head: only what was noted elsewhere shows that
+    assert audit.verify(older, checkpoint=noted).problems != []
+    head.write_text(head.read_text().replace("0", "1", 1))
+    assert [problem["position"] for problem in audit.verify(log).problems] == [None]
+
+
+def test_call_log_from_which_all_of_one_process_was_removed_is_found(tmp_path: Path) -> None:
+    async def run() -> None:
+        databases = [await SqliteDatabase.open(tmp_path / "toolgate.db") for _ in range(2)]
+        for number in range(12):
+            records = CallRecords(databases[number % 2], f"process {number % 2}")
+            await records.record_finished(Call(name="note", arguments={}), Outcome(value=number))
+            await databases[number % 2].fetch("SELECT 1")
+        for db in databases:
+            await db.close()
+
+    anyio.run(run)
+    with closing(sqlite3.connect(tmp_path / "toolgate.db")) as intruder, intruder:
+        (before,) = intruder.execute("SELECT max(position) FROM call_log").fetchone()
+        gone = "SELECT id FROM tool_calls WHERE process = 'process 1'"
+        intruder.execute(f"DELETE FROM call_log WHERE call_id IN ({gone})")
+        intruder.execute(f"DELETE FROM tool_calls WHERE id IN ({gone})")
+    assert [problem["position"] for problem in audit.verify(tmp_path).problems if "goes on" in problem["problem"]]
+    with closing(sqlite3.connect(tmp_path / "toolgate.db")) as intruder, intruder:  # and made good, but for the MACs
+        rows = intruder.execute("SELECT position, call_id, before, digest, removed, at FROM call_log ORDER BY position")
+        previous = None
+        for position, (old, *values) in enumerate(rows.fetchall(), 1):
+            previous = link_entry(previous, position, *values)
+            intruder.execute("UPDATE call_log SET position = ?, hash = ? WHERE position = ?", (position, previous, old))
+        (after,) = intruder.execute("SELECT max(position) FROM call_log").fetchone()
+    assert after <= before - 6
+    problems = [problem["problem"] for problem in audit.verify(tmp_path).problems]
+    assert any("not written by this gateway" in problem for problem in problems)
+    assert any("truncated or replaced" in problem for problem in problems)
+
+
+def test_call_log_cut_off_while_a_gateway_writes_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        db = await SqliteDatabase.open(tmp_path / "toolgate.db")
+        records = CallRecords(db, "process")
+        for number in range(6):
+            await records.record_finished(Call(name="note", arguments={}), Outcome(value=number))
+            await db.fetch("SELECT 1")
+            if number == 3:
+                cut(tmp_path, 2)
+        await db.close()
+
+    anyio.run(run)
+    assert [problem["position"] for problem in audit.verify(tmp_path).problems] == [4]
+    assert caplog.text.count("the end of the call log was removed") == 1
+
+
+TRIGGERS = {
+    "edits": "AFTER INSERT ON tool_calls BEGIN UPDATE tool_calls SET principal = 'bob'; END",
+    "hides": "BEFORE INSERT ON tool_calls BEGIN SELECT RAISE(IGNORE); END",
+    "signs": "AFTER INSERT ON tool_calls BEGIN UPDATE chats SET id = hex(sign_entry(randomblob(32))); END",
+}
+
+
+@pytest.mark.parametrize("change", TRIGGERS)
+def test_call_log_is_not_written_through_a_trigger_of_an_intruder(change: str, tmp_path: Path) -> None:
+    anyio.run(write_records, tmp_path, 4)
+
+    def intrude(sql: str) -> None:
+        with closing(sqlite3.connect(tmp_path / "toolgate.db")) as intruder, intruder:
+            intruder.execute(sql)
+
+    async def record(records: CallRecords) -> None:
+        await records.record_finished(Call(name="note", arguments={}), Outcome(value=1))
+
+    async def run() -> None:
+        db = await SqliteDatabase.open(tmp_path / "toolgate.db")
+        records = CallRecords(db, "process")
+        await record(records)
+        await db.fetch("SELECT 1")
+        intrude(f"CREATE TRIGGER evil {TRIGGERS[change]}")
+        await record(records)  # it waits in the journal
+        await db.fetch("SELECT 1")
+        assert "'evil'" in str(db.failure)
+        with pytest.raises(Unavailable, match="evil"):
+            await db.run(Statement("UPDATE tool_calls SET status = 'error'"))
+        with pytest.raises(Unavailable, match="evil"):
+            await SqliteDatabase.open(tmp_path / "toolgate.db")
+        intrude("DROP TRIGGER evil")
+        await record(records)
+        await db.close()
+
+    anyio.run(run)
+    found = audit.verify(tmp_path)
+    assert (found.records, found.problems) == (7, [])
+
+
+def test_call_log_signs_nothing_for_the_schema_of_an_intruder(tmp_path: Path) -> None:
+    async def run() -> None:
+        db = await SqliteDatabase.open(tmp_path / "toolgate.db")
+        with closing(sqlite3.connect(tmp_path / "toolgate.db")) as intruder, intruder:
+            intruder.execute("CREATE TABLE loot (id, stolen DEFAULT (sign_entry(x'00')))")
+        with pytest.raises(Unavailable, match="unsafe use"):
+            await db.run(Statement("INSERT INTO loot (id) VALUES (1)"))
+        await db.close()
+
+    anyio.run(run)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory as two killed gateways leave it: one call of each is committed, three are journaled."""
+    place = tmp_path_factory.mktemp("killed")
+
+    async def run() -> None:
+        databases = [await SqliteDatabase.open(place / "live" / "toolgate.db") for _ in range(2)]
+        for db in databases:
+            for number in range(4):
+                await CallRecords(db, "process").record_finished(
+                    Call(name="note", arguments={"number": number}), Outcome(value=number)
+                )
+        shutil.copytree(place / "live", place / "killed")
+        for db in databases:
+            await db.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite, "FLUSH_AFTER", 3600)
+        patch.setattr(sqlite, "IDLE_AFTER", 3600)
+        anyio.run(run)
+    return place / "killed"
+
+
+def list_journals(data: Path) -> list[Path]:
+    return sorted(path for path in data.glob("toolgate.db.promised-*") if path.read_bytes().count(b"\n") > 1)
+
+
+async def reopen(data: Path) -> None:
+    await (await SqliteDatabase.open(data / "toolgate.db")).close()
+
+
+# What an intruder makes of the lines of a journal file (a MAC, the statements, then three times a row and its MAC) and
+# of another one; how many of the eight calls are recorded then, and how many files are reported.
+Lines = list[bytes]
+FORGED = b'["00000000-0000-7000-8000-000000000000","chat","m"]\n'
+
+
+def use_own_key(lines: Lines) -> Lines:
+    mac = start_mac(Path("toolgate.db.promised-0-0"), b"the intruder's")
+    return add_mac(b"".join(lines[1:3]), mac).splitlines(keepends=True)
+
+
+def edit(lines: Lines, place: int, old: bytes, new: bytes) -> Lines:
+    return [*lines[:place], lines[place].replace(old, new), *lines[place + 1 :]]
+
+
+JOURNAL_CHANGES: dict[str, tuple[Callable[[Lines, Lines], tuple[Lines, Lines]], int, int]] = {
+    "nothing": (lambda one, two: (one, two), 8, 0),
+    "a row edited": (lambda one, two: (edit(one, 4, b"number", b"NUMBER"), two), 6, 1),
+    "the statements edited": (lambda one, two: (edit(one, 1, b"args = ", b"error = "), two), 5, 1),
+    "a row forged within": (lambda one, two: ([*one[:4], FORGED, *one[4:]], two), 6, 1),
+    "a write removed": (lambda one, two: ([*one[:4], *one[6:]], two), 6, 1),
+    "two writes exchanged": (lambda one, two: ([*one[:4], *one[6:], *one[4:6]], two), 6, 1),
+    "a write repeated": (lambda one, two: ([*one, *one[6:]], two), 8, 1),
+    "a row appended": (lambda one, two: ([*one, FORGED], two), 8, 0),
+    "a row appended with a MAC": (lambda one, two: ([*one, FORGED, one[7]], two), 8, 1),
+    "the last write cut off": (lambda one, two: ([*one[:7], one[7][:9]], two), 7, 0),
+    "the only write cut off": (lambda one, two: (one[:3], two), 5, 0),
+    "files exchanged": (lambda one, two: (two, one), 2, 2),
+    "a write of another file": (lambda one, two: ([*one, *two[2:4]], two), 8, 1),
+    "no first MAC": (lambda one, two: (one[1:], two), 8, 0),
+    "no MACs, as before them": (lambda one, two: (one[1::2][:1] + one[2::2], two), 5, 1),
+    "the MACs of another key": (lambda one, two: (use_own_key(one), two), 5, 1),
+}
+
+
+@pytest.mark.parametrize("case", JOURNAL_CHANGES)
+def test_call_log_takes_no_journaled_call_that_was_not_written_with_its_key(
+    case: str, killed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change, recorded, reported = JOURNAL_CHANGES[case]
+    data = shutil.copytree(killed, tmp_path / "data")
+    journals = list_journals(data)
+    before = [path.read_bytes().splitlines(keepends=True) for path in journals]
+    assert [len(lines) for lines in before] == [8, 8]
+    for path, lines in zip(journals, change(*before), strict=True):
+        path.write_bytes(b"".join(lines))
+    anyio.run(reopen, data)
+    found = audit.verify(data)
+    assert (found.records, len(found.problems)) == (recorded, reported)
+    assert [str(problem["problem"]).partition("-")[0] for problem in found.problems] == [
+        "toolgate.db.unverified"
+    ] * reported
+    assert all("toolgate audit accept" in str(problem["problem"]) for problem in found.problems)
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == reported
+    assert len(list(data.glob("toolgate.db.unverified-*"))) == reported
+    assert not list(data.glob("toolgate.db.promised-*"))
+    anyio.run(reopen, data)  # another start changes nothing
+    assert audit.verify(data).records == recorded
+    if case == "no MACs, as before them":
+        audit.accept(data)
+        anyio.run(reopen, data)
+        found = audit.verify(data)
+        assert (found.records, found.problems) == (8, [])
+
+
+def test_call_log_of_a_journal_file_cut_at_any_byte_keeps_its_whole_writes(killed: Path) -> None:
+    path = list_journals(killed)[0]
+    text, key = path.read_bytes(), EntryKey(killed / "audit.key").load_journal_key()
+    ends = [match.end() for match in re.finditer(rb'^"[0-9a-f]+"\n', text, re.MULTILINE)]
+    assert len(ends) == 4
+    for size in range(ends[0], len(text) + 1):
+        assert _verify(path, text[:size], key) == (max(end for end in ends if end <= size), False)
+
+
+def make_older(data: Path) -> None:
+    """Make a data directory what a version without `audit.head` and MACs in journals left behind."""
+    for path in list_journals(data):
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(line for line in lines if not line.startswith(b'"')))
+    (data / "audit.head").unlink()
+    (data / "audit.key").chmod(0o600)
+
+
+def test_call_log_of_an_older_version_is_taken_over_once(
+    killed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = shutil.copytree(killed, tmp_path / "data")
+    make_older(data)
+    assert audit.verify(data).problems == []  # before its first start too
+    anyio.run(reopen, data)
+    found = audit.verify(data)
+    assert (found.records, found.problems, caplog.records) == (8, [], [])
+    before = shutil.copytree(data, tmp_path / "before")
+    cut(data, 3)
+    (data / "audit.head").unlink()  # as if it were older still
+    anyio.run(reopen, data)
+    assert "audit.head is missing" in str(audit.verify(data).problems)
+    assert audit.verify(before).problems == []
+
+
+def test_call_log_is_not_changed_by_a_journal_file_that_is_put_back(killed: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(killed, tmp_path / "data")
+    journal, *_ = list_journals(data)
+    older = journal.read_bytes()
+    anyio.run(reopen, data)
+    entries = audit.verify(data).entries
+    journal.write_bytes(older)
+    anyio.run(reopen, data)
+    assert (audit.verify(data).entries, audit.verify(data).problems) == (entries, [])
+
+    async def record_large() -> tuple[Path, bytes]:
+        db = await SqliteDatabase.open(data / "toolgate.db")
+        records = CallRecords(db, "process")
+        for value in ("first", "x" * 100_000):
+            await records.record_finished(Call(name="note", arguments={}), Outcome(value=value))
+        [journal] = list_journals(data)
+        without_digest = journal.read_bytes()
+        await records.wait()
+        await db.close()
+        return journal, without_digest
+
+    journal, without_digest = anyio.run(record_large)
+    assert b"truncated" in without_digest and b"sha256" not in without_digest
+    journal.write_bytes(without_digest)
+    anyio.run(reopen, data)
+    assert audit.verify(data).problems == []
+    with closing(sqlite3.connect(data / "toolgate.db")) as connection:
+        [(result,)] = connection.execute("SELECT result FROM tool_calls WHERE result LIKE '%truncated%'").fetchall()
+    assert "sha256" in result
+
+
+def test_call_log_with_a_journal_file_set_aside_is_a_problem_until_it_is_accepted(killed: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(killed, tmp_path / "data")
+    journal, *_ = list_journals(data)
+    journal.write_bytes(journal.read_bytes().replace(b"note", b"NOTE"))
+    arguments = ["--data-dir", str(data)]
+
+    async def check() -> HealthCheck:
+        async with Gateway.open({"data_dir": str(data)}) as gateway:
+            [check] = [part for part in await gateway.health.check(thorough=False) if part.subject == "journal"]
+            return check
+
+    checked = anyio.run(check)
+    assert (checked.state, checked.blocks) == ("note", False)
+    assert "toolgate.db.unverified-" in checked.message
+    verified = CliRunner().invoke(toolgate, ["audit", "verify", *arguments])
+    assert "toolgate.db.unverified-" in verified.stdout and "TAMPERED WITH" in verified.stdout
+    (data / "audit.head").unlink()
+    assert "toolgate audit accept" in str(audit.verify(data).problems[0]["problem"])
+    assert CliRunner().invoke(toolgate, ["audit", "accept", *arguments]).exit_code == 0
+    assert anyio.run(check).state == "ok"
+    assert CliRunner().invoke(toolgate, ["audit", "verify", *arguments]).stdout.startswith("ok: 8 records")
 
 
 def test_call_log_whose_beginning_somebody_cut_off_is_found(data: Path, connection: sqlite3.Connection) -> None:
@@ -311,6 +647,7 @@ def test_call_log_begins_with_the_records_of_an_older_version_once(tmp_path: Pat
                 "VALUES (?, 'c', 't', 't', 'ann', 'mcp', 'success', '2026')",
                 (call,),
             )
+    EntryKey(tmp_path / "audit.key").load_journal_key()  # by a process that was killed before its commit
     anyio.run(write_records, tmp_path, 3)
     found = audit.verify(tmp_path)
     assert (found.records, found.problems) == (5, [])

@@ -201,7 +201,7 @@ def test_a_call_is_found_by_its_id_or_the_beginning_of_it(tmp_path: Path) -> Non
         for call_id in ("ab", "abc", "b%"):
             await records.record_finished(a_call(id=call_id), Outcome(value=1))
         assert [(await records.get(given)).id for given in ("ab", "abc", "b")] == ["ab", "abc", "b%"]
-        with pytest.raises(Invalid, match="several calls begin with 'a'"):
+        with pytest.raises(Invalid, match="several calls match 'a'"):
             await records.get("a")
         for unknown in ("", "c", "abcd", "%"):
             with pytest.raises(NotFound):

@@ -120,7 +120,7 @@ async def test_an_odd_journal_of_dead_process_gives_what_can_be_read_and_is_gone
     await left(tmp_path)
     text, readable = ODD[case]
     journal_of_dead_process(tmp_path, text)
-    journal_of_dead_process(tmp_path, GOOD, "1dead-0")
+    journal_of_dead_process(tmp_path, GOOD, "toolgate.db.promised-1dead-0")
     assert await left(tmp_path) == [*readable, "good"]
     assert journal_files(tmp_path) == []
 
@@ -131,15 +131,15 @@ async def test_what_cannot_be_opened_keeps_nobody_from_the_others(tmp_path: Path
     vanished.symlink_to(tmp_path / "gone meanwhile")
     directory = tmp_path / "toolgate.db.promised-0dead-1"
     directory.mkdir()
-    journal_of_dead_process(tmp_path, GOOD, "1dead-0")
+    journal_of_dead_process(tmp_path, GOOD, "toolgate.db.promised-1dead-0")
     assert await left(tmp_path) == ["good"]
     assert journal_files(tmp_path) == [vanished, directory]
 
 
 async def test_of_two_books_of_the_dead_the_later_one_has_the_last_word(tmp_path: Path) -> None:
     await left(tmp_path)
-    later = journal_of_dead_process(tmp_path, HEADER + b'["a",2,null]\n', "dead-0")
-    earlier = journal_of_dead_process(tmp_path, HEADER + b'["a",1,null]\n', "dead-1")
+    later = journal_of_dead_process(tmp_path, HEADER + b'["a",2,null]\n', "toolgate.db.promised-dead-0")
+    earlier = journal_of_dead_process(tmp_path, HEADER + b'["a",1,null]\n', "toolgate.db.promised-dead-1")
     os.utime(later, ns=(0, 2_000_000))
     os.utime(earlier, ns=(0, 1_000_000))
     async with opened(tmp_path) as db:
@@ -179,4 +179,4 @@ async def test_a_journal_file_is_found_whatever_the_database_is_named(tmp_path: 
         await db.run(TABLE)
         assert await notes(db) == names
         await db.close()
-        path.with_name(f"{path.name}.promised-0dead-0").write_bytes(GOOD)
+        journal_of_dead_process(tmp_path, GOOD, f"{path.name}.promised-0dead-0")

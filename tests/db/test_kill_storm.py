@@ -30,7 +30,7 @@ class Worker:
     def __init__(self, data: Path) -> None:
         command = [sys.executable, str(WORKER), str(data)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.complaints = b""
         self._ended = False
         self._news = threading.Condition()
@@ -38,9 +38,9 @@ class Worker:
         for listener in self._listeners:
             listener.start()
 
-    def wait_for(self, told: int) -> None:
+    def wait_for(self, reported: int) -> None:
         with self._news:
-            assert self._news.wait_for(lambda: len(self.told) >= told or self._ended, timeout=TIMEOUT)
+            assert self._news.wait_for(lambda: len(self.reported) >= reported or self._ended, timeout=TIMEOUT)
 
     def kill(self) -> None:
         self.process.kill()
@@ -53,7 +53,7 @@ class Worker:
     def _hear(self) -> None:
         for line in _pipe(self.process.stdout):
             with self._news:
-                self.told += [line.decode().strip()] if line.endswith(b"\n") else []
+                self.reported += [line.decode().strip()] if line.endswith(b"\n") else []
                 self._news.notify_all()
         with self._news:
             self._ended = True
@@ -80,14 +80,14 @@ def test_no_told_call_is_lost_when_processes_are_killed_at_any_moment(tmp_path: 
             worker.kill()
 
     assert [worker.complaints for worker in workers] == [b""] * len(workers)
-    told = {call for worker in workers for call in worker.told}
-    unfinished = {worker.told[0] for worker in workers}
-    assert len(told) > 1000
+    reported = {call for worker in workers for call in worker.reported}
+    unfinished = {worker.reported[0] for worker in workers}
+    assert len(reported) > 1000
     _settle(tmp_path)
-    _check(tmp_path / "toolgate.db", told, unfinished)
+    _check(tmp_path / "toolgate.db", reported, unfinished)
     log = audit.verify(tmp_path)
     assert log.problems == []
-    assert log.records >= len(told)
+    assert log.records >= len(reported)
 
 
 def _storm(data: Path, workers: list[Worker]) -> None:
@@ -112,7 +112,7 @@ def _settle(data: Path) -> None:
     anyio.run(main)
 
 
-def _check(path: Path, told: set[str], unfinished: set[str]) -> None:
+def _check(path: Path, reported: set[str], unfinished: set[str]) -> None:
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
@@ -121,9 +121,9 @@ def _check(path: Path, told: set[str], unfinished: set[str]) -> None:
         for call, status, code in connection.execute("SELECT id, status, error_code FROM tool_calls")
     }
     connection.close()
-    assert told - states.keys() == set()
+    assert reported - states.keys() == set()
     assert {states[call] for call in unfinished} == {("error", "INTERRUPTED")}
-    assert {states[call] for call in told - unfinished} == {("success", None)}
+    assert {states[call] for call in reported - unfinished} == {("success", None)}
     assert not [call for call, state in states.items() if state[0] == "running"]
     assert not list((path.parent / "run").glob("*.lock"))
     assert not list(path.parent.glob("toolgate.db.promised-*"))

@@ -64,6 +64,7 @@ def test_a_long_log_is_brought_home_while_we_work(tmp_path: Path) -> None:
         db = await SqliteDatabase.open(path)
         await asyncio.gather(*[db.run(remember(f"chat-{number}")) for number in range(CHECKPOINT_AFTER + 300)])
         await db.run(remember("one more"))
+        await async_eventually(lambda: not (thread := db._writer._checkpointing) or not thread.is_alive())
         # By another process: closing the file here would drop the locks of our own connections.
         await anyio.run_process(["cp", str(path), str(copy)])
         await db.close()
@@ -126,10 +127,10 @@ def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_written(tmp_path: Pa
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     child = subprocess.run([sys.executable, __file__, str(path)], capture_output=True, text=True, timeout=60, env=env)
     assert child.stderr == ""
-    told = set(child.stdout.split())
+    printed = set(child.stdout.split())
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    assert {chat for (chat,) in connection.execute("SELECT id FROM chats")} == told
+    assert {chat for (chat,) in connection.execute("SELECT id FROM chats")} == printed
     connection.close()
 
 

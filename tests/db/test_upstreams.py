@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.db.sqlite import SqliteDatabase
-from gateway.db.upstreams import ERROR_LIMIT, LIST_LIMIT, SETTINGS_LIMIT, Memory, Upstreams
+from gateway.db.upstreams import ERROR_LIMIT, LIST_LIMIT, SETTINGS_LIMIT, LastListing, Upstreams
 from gateway.errors import Conflict, Invalid, NotFound
 
 pytestmark = [pytest.mark.anyio]
@@ -40,9 +40,9 @@ async def test_a_server_is_added_changed_switched_and_removed(tmp_path: Path) ->
         await upstreams.add("another", {"command": "x"}, enabled=False)
         revision, rows = await other.load()
         assert (revision, [each.name for each in rows]) == (4, ["another", "docs"])
-        await upstreams.remember("docs", tools=[])
+        await upstreams.save_listing("docs", tools=[])
         await upstreams.remove("docs")
-        assert (await other.revision(), await other.recall("docs")) == (5, Memory("docs"))
+        assert (await other.revision(), await other.load_listing("docs")) == (5, LastListing("docs"))
 
 
 async def test_a_name_is_taken_once_and_what_is_not_there_is_not_changed(tmp_path: Path) -> None:
@@ -113,40 +113,40 @@ async def test_settings_without_end_are_refused(tmp_path: Path) -> None:
 async def test_what_a_server_said_is_there_after_a_restart_and_after_it_fails(tmp_path: Path) -> None:
     tools = [{"name": "a", "description": "\ud800 \x00", "inputSchema": {"type": "object"}, "n": 2**70}]
     async with opened(tmp_path) as upstreams:
-        assert await upstreams.recall("docs") == Memory("docs")
+        assert await upstreams.load_listing("docs") == LastListing("docs")
         await upstreams.record_failure("docs", "refused")
-        memory = await upstreams.recall("docs")
+        memory = await upstreams.load_listing("docs")
         assert (memory.error, memory.tools, memory.seen_at) == ("refused", None, None)
-        await upstreams.remember("docs", era="2026-07-28", tools=tools, prompts=[], instructions="Be kind.")
+        await upstreams.save_listing("docs", era="2026-07-28", tools=tools, prompts=[], instructions="Be kind.")
     async with opened(tmp_path) as upstreams:
-        memory = await upstreams.recall("docs")
+        memory = await upstreams.load_listing("docs")
         assert (memory.era, memory.tools, memory.prompts, memory.templates) == ("2026-07-28", tools, [], None)
         assert (memory.instructions, memory.error, memory.error_at) == ("Be kind.", None, None)
         await upstreams.record_failure("docs", "it is gone\x00 \ud800")
-        failed = await upstreams.recall("docs")
+        failed = await upstreams.load_listing("docs")
         assert (failed.tools, failed.seen_at, failed.error) == (tools, memory.seen_at, "it is gone  ?")
         assert await upstreams.revision() == 0
 
 
 async def test_a_part_that_is_not_said_again_stays_and_an_empty_one_goes(tmp_path: Path) -> None:
     async with opened(tmp_path) as upstreams:
-        await upstreams.remember("docs", era="2025-11-25", tools=[{"name": "a"}], instructions="Be kind.")
-        await upstreams.remember("docs", prompts=[{"name": "p"}])
-        memory = await upstreams.recall("docs")
+        await upstreams.save_listing("docs", era="2025-11-25", tools=[{"name": "a"}], instructions="Be kind.")
+        await upstreams.save_listing("docs", prompts=[{"name": "p"}])
+        memory = await upstreams.load_listing("docs")
         assert (memory.era, memory.tools, memory.prompts) == ("2025-11-25", [{"name": "a"}], [{"name": "p"}])
-        await upstreams.remember("docs", tools=[], instructions="")
-        memory = await upstreams.recall("docs")
+        await upstreams.save_listing("docs", tools=[], instructions="")
+        memory = await upstreams.load_listing("docs")
         assert (memory.tools, memory.prompts, memory.instructions) == ([], [{"name": "p"}], None)
         await upstreams.forget("docs")
-        assert await upstreams.recall("docs") == Memory("docs")
+        assert await upstreams.load_listing("docs") == LastListing("docs")
 
 
 async def test_memory_is_bounded(tmp_path: Path) -> None:
     async with opened(tmp_path) as upstreams:
-        await upstreams.remember("docs", tools=[{"name": "a"}])
+        await upstreams.save_listing("docs", tools=[{"name": "a"}])
         with pytest.raises(Invalid) as refused:
-            await upstreams.remember("docs", tools=["x" * LIST_LIMIT])
+            await upstreams.save_listing("docs", tools=["x" * LIST_LIMIT])
         assert refused.value.code == "TOO_LARGE"
         await upstreams.record_failure("docs", "x" * 10 * ERROR_LIMIT)
-        memory = await upstreams.recall("docs")
+        memory = await upstreams.load_listing("docs")
         assert (memory.tools, len(memory.error or "")) == ([{"name": "a"}], ERROR_LIMIT + 1)

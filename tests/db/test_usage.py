@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from gateway.cli import toolgate
 from gateway.db.migrations import CALL_USAGE, MIGRATIONS
 from gateway.db.sqlite import connect, migrate
 from gateway.errors import InputRequired, Invalid, ToolFailed
-from gateway.tools import Tool
+from gateway.tools import LIST_RESOURCES, Tool
 
 pytestmark = [pytest.mark.promise("P3"), pytest.mark.anyio]
 
@@ -60,6 +61,23 @@ async def test_usage_counts_calls_errors_durations_and_bytes_by_every_dimension(
         assert (row.mean_ms, row.longest_ms, row.args_bytes, row.result_bytes) == (2000.0, 3000.0, 26, 100)
         short = await report_usage(gateway, ["tool"], until=TOMORROW, limit=1)
         assert (len(short.items), short.more, short.total.calls) == (1, True, 5)
+
+
+async def test_usage_counts_no_requests_for_files_as_calls_of_builtins(tmp_path: Path) -> None:
+    async with Gateway.open({"data_dir": str(tmp_path)}) as gateway:
+        for name, tool in (
+            ("workspace/list", LIST_RESOURCES),  # a page of the console
+            ("list_directory", LIST_RESOURCES),
+            ("resources/read", Tool(id="notes:resources/read", description="", category="upstream")),
+        ):
+            call = replace(make_call("x"), name=name, tool=tool)
+            await gateway.records.record_finished(call, Outcome(value=1), finished_at=NOON)
+        found = (await report_usage(gateway, ["tool"], until=TODAY)).items
+        assert sorted((row.tool, row.calls) for row in found) == [("list_directory", 1), ("notes:resources/read", 1)]
+    connection = sqlite3.connect(tmp_path / "toolgate.db")
+    counted = connection.execute("SELECT tool_id, call_count FROM tool_usage ORDER BY tool_id").fetchall()
+    connection.close()
+    assert counted == [("list_directory", 1), ("notes:resources/read", 1)]
 
 
 async def test_usage_counts_a_call_once_that_waits_for_a_person_or_is_written_twice(
@@ -108,5 +126,6 @@ def test_call_stats_prints_a_table_and_json(tmp_path: Path) -> None:
     assert lines[0] == ["TOOL", "PRINCIPAL", "CALLS", "ERRORS", "MEAN", "LONGEST", "SENT", "RETURNED"]
     assert [line[:4] for line in lines[1:3]] == [["write_file", "local", "2", "0"], ["read_file", "local", "1", "1"]]
     assert lines[3][:3] == ["all", "3", "1"]
+    assert lines[2][-4:] == [str(len('{"path":"missing.txt"}')), "B", "0", "B"]
     found = json.loads(CliRunner().invoke(toolgate, [*words, "--json"]).stdout)
     assert found["total"]["calls"] == 3

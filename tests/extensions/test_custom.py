@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from eventually import TIMEOUT
 
 from gateway import Gateway
-from gateway.calls import Call
+from gateway.calls import Call, Outcome, Proceed
 from gateway.errors import Forbidden, Invalid
 from gateway.extensions import Extension, ExtensionPriority
+from gateway.extensions.guard import ExtensionGuard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("X3")]
 
@@ -111,3 +116,110 @@ async def test_every_call_is_one_line_of_the_log_at_info_without_secrets(
     assert ' list_directory {"path":"."}: ok in ' in lines[0] and lines[0].endswith("chat c, local by library")
     assert "INVALID_ARGUMENTS" in lines[1] and "hunter2" not in lines[1]
     assert "UNKNOWN_TOOL" in lines[2] and len(lines[2]) < 600
+
+
+class Raising(Extension):
+    """Raises, or waits for ever, in one of its functions."""
+
+    def __init__(self, mode: Literal["gate", "observer"], where: str, failure: BaseException | None) -> None:
+        self.mode, self.where, self.failure = mode, where, failure  # type: ignore[misc]
+
+    async def fail(self, where: str) -> None:
+        if where == self.where:
+            await asyncio.sleep(0)
+            if self.failure is None:
+                await asyncio.Event().wait()
+            else:
+                raise self.failure
+
+    async def before_execute(self, call: Call) -> None:
+        await self.fail("before")
+
+    async def after_execute(self, call: Call, outcome: Outcome) -> None:
+        await self.fail("after")
+
+
+class RaisingAtOnce(Raising):
+    def before_execute(self, call: Call) -> None:  # type: ignore[override]
+        if self.where == "before" and self.failure is not None:
+            raise self.failure
+
+    def after_execute(self, call: Call, outcome: Outcome) -> None:  # type: ignore[override]
+        if self.where == "after" and self.failure is not None:
+            raise self.failure
+
+
+class RaisingAround(Raising):
+    async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
+        await self.fail("before")
+        outcome = await proceed(call)
+        await self.fail("after")
+        return outcome
+
+
+@pytest.mark.parametrize("kind", [Raising, RaisingAtOnce, RaisingAround])
+@pytest.mark.promise("X2", "X3")
+async def test_whatever_an_extension_raises_is_contained_by_its_mode_and_recorded(
+    kind: type[Raising], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures: list[BaseException | None] = [
+        SystemExit(3),
+        asyncio.CancelledError(),
+        BaseExceptionGroup("two", [SystemExit(3)]),
+    ]
+    if kind is not RaisingAtOnce:
+        failures.append(None)
+    modes: list[tuple[Literal["gate", "observer"], str | None]] = [("gate", "EXTENSION_FAILED"), ("observer", None)]
+    for mode, expected in modes:
+        extension = kind(mode, "nowhere", None)
+        extension.wait_timeout = 0.01
+        async with Gateway.open({"data_dir": tmp_path}, extensions=[extension]) as gateway:
+            for extension.where, extension.failure in itertools.product(("before", "after"), failures):
+                caplog.clear()
+                async with asyncio.timeout(TIMEOUT):
+                    outcome = await gateway.call(*LISTING)
+                error = None if outcome.error is None else outcome.error.code
+                record = (await gateway.records.list_calls(limit=1))[0]
+                assert (error, record.error_code) == (expected, expected), (extension.where, extension.failure)
+                assert kind.__name__ in caplog.text and f"call {record.id}" in caplog.text
+            assert len(await gateway.records.list_calls()) == 2 * len(failures) * (1 if mode == "gate" else 2)
+
+
+async def test_the_time_of_an_extension_leaves_out_the_tool_and_is_that_of_the_settings(tmp_path: Path) -> None:
+    class Slow(RaisingAround):
+        async def call_tool(self, call: Call, proceed: Proceed) -> Outcome:
+            async def proceed_slowly(call: Call) -> Outcome:
+                await asyncio.sleep(0.05)
+                return await proceed(call)
+
+            guard = ExtensionGuard("Inner", 0.01).guard_around(super().call_tool)
+            return await guard(call, proceed_slowly)
+
+    extension = Slow("gate", "nowhere", None)
+    async with Gateway.open({"data_dir": tmp_path, "limits": {"timeout": 7}}, extensions=[extension]) as gateway:
+        assert extension.wait_timeout == 7
+        assert (await gateway.call(*LISTING)).ok
+
+
+async def test_an_extension_neither_keeps_a_cancelled_call_nor_an_interrupt(tmp_path: Path) -> None:
+    entered = asyncio.Event()
+
+    class Waiting(Extension):
+        mode = "observer"
+
+        async def before_execute(self, call: Call) -> None:
+            entered.set()
+            await asyncio.Event().wait()
+
+    async with Gateway.open({"data_dir": tmp_path}, extensions=[Waiting()]) as gateway:
+        task = asyncio.ensure_future(gateway.call(*LISTING))
+        async with asyncio.timeout(TIMEOUT):
+            await entered.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert (await gateway.records.list_calls())[0].error_code == "CANCELLED"
+    with pytest.raises(KeyboardInterrupt):
+        ExtensionGuard("Stopped", None).guard(RaisingAtOnce("observer", "before", KeyboardInterrupt()).before_execute)(
+            None
+        )

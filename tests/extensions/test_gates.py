@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ import anyio
 import pytest
 from eventually import TIMEOUT, async_eventually
 
-from gateway.calls import Call, Caller, Outcome
+from gateway.calls import LOCAL, Call, Caller, ClientInfo, Outcome
 from gateway.config import Settings
 from gateway.config.settings import ApprovalRule
 from gateway.errors import Timeout
 from gateway.extensions import Extension, concurrency, stack
 from gateway.extensions.approval import Approval, Mode
 from gateway.extensions.concurrency import Concurrency
-from gateway.extensions.permissions import Ownership, Permissions
+from gateway.extensions.permissions import ChatClaim, Ownership, Permissions
 from gateway.extensions.rate_limit import RateLimit
 from gateway.extensions.validation import Validation
 from gateway.tools import Category, Permission, Tool
@@ -126,18 +126,39 @@ async def test_validation_refuses_what_is_no_json() -> None:
 
 
 async def test_chat_belongs_to_the_principal_that_first_used_it() -> None:
-    owners: dict[str, str] = {}
-    asked: list[str] = []
+    chats = KnownOwners()
+    gate = Ownership(chats)
+    claim = ChatClaim(gate)
+    assert code(await through(gate, call(chat="a", principal="bob"))) == "OK"
+    for chat, principal, expected in (
+        ("a", "ann", "OK"),
+        ("a", "bob", "CHAT_FORBIDDEN"),
+        ("b", "bob", "OK"),
+        ("default", "ann", "CHAT_FORBIDDEN"),
+        ("client-cursor-0123abcd", "ann", "CHAT_FORBIDDEN"),
+        ("default", LOCAL, "OK"),
+        ("default", "ann", "CHAT_FORBIDDEN"),
+    ):
+        outcome = await through(gate, call(chat=chat, principal=principal))
+        if outcome.ok:
+            outcome = await through(claim, call(chat=chat, principal=principal))
+        assert code(outcome) == expected, (chat, principal)
+    assert chats.claimed == ["a", "b", "default"]
 
-    async def claim(chat: str, principal: str) -> str:
-        asked.append(chat)
-        return owners.setdefault(chat, principal)
 
-    gate = Ownership(claim)
-    assert code(await through(gate, call(chat="a", principal="ann"))) == "OK"
-    assert code(await through(gate, call(chat="a", principal="bob"))) == "CHAT_FORBIDDEN"
-    assert code(await through(gate, call(chat="b", principal="bob"))) == "OK"
-    assert asked == ["a", "b"]
+class KnownOwners:
+    """The owners of chats, in memory."""
+
+    def __init__(self) -> None:
+        self.owners: dict[str, str] = {}
+        self.claimed: list[str] = []
+
+    async def owner(self, chat: str) -> str | None:
+        return self.owners.get(chat)
+
+    async def claim(self, chat: str, principal: str) -> str:
+        self.claimed.append(chat)
+        return self.owners.setdefault(chat, principal)
 
 
 @pytest.mark.promise("P2")
@@ -297,6 +318,52 @@ async def test_progress_puts_the_deadline_of_a_call_off_up_to_the_total(
 
 
 @pytest.mark.promise("X2")
+async def test_deadline_of_a_call_stands_still_while_its_questions_wait_for_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, answers = Clock(monkeypatch), [anyio.Event(), anyio.Event()]
+    waiting: list[str] = []
+
+    async def ask(method: str, _: Mapping[str, Any]) -> dict[str, Any]:
+        waiting.append(method)
+        await answers[int(method)].wait()
+        return {}
+
+    async def tool(call: Call) -> Outcome:
+        assert call.client is not None and call.client.ask is not None
+        await asyncio.gather(*(call.client.ask(method, {}) for method in ("0", "1")))
+        waiting.append("answered")
+        await asyncio.Event().wait()
+        return Outcome()
+
+    run = stack([Concurrency(4, timeout=120, total=3600)], tool)
+    asking = Tool("web:ask", "", owner="web")
+
+    async def begin() -> asyncio.Future[Outcome]:
+        waiting.clear()
+        started = asyncio.ensure_future(run(call(asking, client=ClientInfo(ask=ask))))
+        await async_eventually(lambda: len(waiting) == 2)
+        return started
+
+    silent = await begin()
+    await clock.move(500)
+    answers[0].set()
+    await clock.move(90)  # the other question still waits
+    assert not silent.done()
+    answers[1].set()
+    await async_eventually(lambda: waiting[-1] == "answered")
+    await clock.move(119)
+    assert not silent.done()
+    await clock.move(2)
+    assert str((await silent).error).startswith("TIMEOUT: web:ask took longer than 120 s without a progress report")
+
+    answers[1] = anyio.Event()
+    unanswered = await begin()
+    await clock.move(601)
+    assert str((await unanswered).error) == "TIMEOUT: web:ask: a question was not answered within 600 s"
+
+
+@pytest.mark.promise("X2")
 async def test_slow_owner_uses_up_only_its_own_slots() -> None:
     release = anyio.Event()
     run = holding(Concurrency(1, timeout=TIMEOUT), release)
@@ -444,6 +511,17 @@ async def test_call_cancelled_while_it_waits_passes_its_slot_to_the_next() -> No
             await gone
     release.set()
     assert [code(await first), code(await third)] == ["OK", "OK"]
+
+    # By its id, as over REST.
+    release.clear()
+    first, second = [asyncio.create_task(run(call(id=f"c{number}"))) for number in range(2)]
+    await anyio.wait_all_tasks_blocked()
+    assert gate.cancel("c1", "ann")
+    with anyio.fail_after(TIMEOUT):
+        assert code(await second) == "CANCELLED"
+    assert not first.done() and not gate.cancel("c1", "ann")
+    release.set()
+    assert code(await first) == "OK"
 
     # Cancelled in the very turn in which the slot is given to it.
     release.clear()

@@ -1,32 +1,40 @@
-"""Traces: spans from a client through the gateway to an upstream server, sent to a real OTLP receiver."""
+"""Traces from a client through the gateway to an upstream server, and metrics, sent to a real OTLP receiver."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import statistics
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from amounts import NIGHTLY
 from eventually import async_eventually
 from journeys import wire
 from journeys.clients import over_http, value
 from journeys.processes import environment, on_http
 from journeys.wire import ERAS
+from opcodes import record_opcodes
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status, TracesData
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
-from otlp_receiver import OtlpReceiver, read_attributes, receive_spans
+from otlp_receiver import OtlpReceiver, read_attributes, receive_in_another_process, receive_spans
 
 from gateway import Gateway, __version__
 from gateway.calls import Call, ClientInfo
 from gateway.extensions import tracing
+from gateway.extensions.telemetry import BUCKETS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("X3")]
 
@@ -74,6 +82,7 @@ async def test_trace_goes_from_the_client_through_the_gateway_to_the_upstream_in
         listed = receiver.named("tools/call list_directory", Span.SPAN_KIND_SERVER)
         assert {(span.trace_id.hex(), span.parent_span_id[-1]) for span in listed} == {(TRACE, 1), (TRACE, 2)}
         assert receiver.resource["service.name"] == "toolgate"
+        check_metrics(receiver)
         for key, context in expected.items():
             trace_id = f"{context.trace_id:032x}"
             spans = [span for span in receiver.spans if span.trace_id.hex() == trace_id]
@@ -88,6 +97,49 @@ async def test_trace_goes_from_the_client_through_the_gateway_to_the_upstream_in
             named = {"mcp.method.name": "tools/call", "gen_ai.operation.name": "execute_tool"}
             assert (named | {"gen_ai.tool.name": f"{upstream}__echo"}).items() <= read_attributes(server).items()
             assert read_attributes(client) == named | {"gen_ai.tool.name": "echo", "toolgate.server": upstream}
+
+
+def check_metrics(receiver: OtlpReceiver) -> None:
+    """Check the metrics that a gateway sent at its end, after two calls of list_directory and four of echo."""
+    calls = receiver.metrics["toolgate_calls"].sum
+    assert (calls.is_monotonic, calls.aggregation_temporality) == (
+        True,
+        AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE,
+    )
+    counted = {tuple(read_attributes(point).values()): point.as_double for point in calls.data_points}
+    assert counted["list_directory", "builtin", "OK"] == 2
+    assert counted["modern:echo", "modern", "OK"] == counted["handshake:echo", "handshake", "OK"] == 2
+    durations = receiver.metrics["toolgate_call_duration_seconds"].histogram.data_points
+    [builtin] = [point for point in durations if read_attributes(point) == {"server": "builtin"}]
+    assert (builtin.count, sum(builtin.bucket_counts), tuple(builtin.explicit_bounds)) == (2, 2, BUCKETS)
+    assert 0 < builtin.sum < 600
+    assert builtin.start_time_unix_nano < builtin.time_unix_nano
+    assert receiver.metrics["toolgate_tools"].gauge.data_points[0].as_double > 10
+    assert "process_cpu_seconds" in receiver.metrics or sys.platform != "linux"
+
+
+async def test_metrics_that_cannot_be_sent_are_a_problem_and_metrics_can_be_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
+    with receive_spans() as receiver:
+        wrong = settings(OtlpReceiver(f"{receiver.url}/wrong"), tmp_path)
+        async with Gateway.open(wrong, follow=True) as gateway:
+
+            async def is_reported() -> bool:
+                return any(part.subject == "metrics" and part.state == "note" for part in await gateway.check_parts())
+
+            await async_eventually(is_reported)
+        for variables in ({"OTEL_METRICS_EXPORTER": "none"}, {"OTEL_SDK_DISABLED": "true"}):
+            with monkeypatch.context() as patch:
+                for name, value in {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, **variables}.items():
+                    patch.setenv(name, value)
+                async with Gateway.open({"data_dir": str(tmp_path / "data")}, follow=True) as gateway:
+                    assert gateway._metric_sender is None
+        left_out = {"telemetry": {"otel": {"endpoint": receiver.url, "metrics": False}}}
+        async with Gateway.open({"data_dir": str(tmp_path / "data"), **left_out}, follow=True) as gateway:
+            assert gateway._metric_sender is None
+    assert receiver.metrics == {}
 
 
 async def test_trace_of_failed_and_unknown_and_unsampled_calls(tmp_path: Path) -> None:
@@ -154,9 +206,45 @@ def test_traces_that_are_off_import_nothing_and_add_no_step(tmp_path: Path) -> N
                 tool = gateway.find_tool("list_directory")
                 assert not any("Tracing" in step.name for step in gateway.executor.plan(tool))
         anyio.run(main)
-        assert not {{"opentelemetry.sdk.trace", "gateway.extensions.tracing"}} & sys.modules.keys()
+        unused = {{"opentelemetry.sdk", "gateway.extensions.tracing", "gateway.admin.otlp_metrics"}}
+        assert not unused & sys.modules.keys()
     """
     subprocess.run([sys.executable, "-c", program], check=True, env=environment(tmp_path))
+
+
+async def test_traces_that_are_off_allocate_nothing_in_a_call(tmp_path: Path) -> None:
+    """All that a call does about them is to compare one attribute with None."""
+    servers = {"modern": lab_servers()["modern"]}
+    executed: set[tuple[str, str]] = set()
+    async with Gateway.open({"data_dir": str(tmp_path), "mcpServers": servers}) as gateway:
+        for run in (partial(gateway.call, "list_directory", {}), partial(gateway.call, "modern__echo", {})):
+            assert (await run()).ok
+            executed |= await record_opcodes(run, "gateway")
+    about_traces = {opcode for opcode, text in executed if re.search(r"trac(e|ing)\b|traceparent", text)}
+    assert about_traces
+    assert [each for each in about_traces if not each.startswith(("LOAD_", "IS_OP", "POP_JUMP_", "NOT_TAKEN"))] == []
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="measures for a while, at night")
+async def test_traces_that_are_on_take_at_most_60_microseconds_of_cpu_for_each_call(tmp_path: Path) -> None:
+    """Calls with and without traces alternate, so that both meet the same load; the receiver is another process."""
+    servers = {"modern": lab_servers()["modern"]}
+    plain = {"data_dir": str(tmp_path / "plain"), "mcpServers": servers}
+    with receive_in_another_process() as url:
+        traced = settings(OtlpReceiver(url), tmp_path / "traced", mcpServers=servers)
+        async with Gateway.open(plain) as off, Gateway.open(traced) as on:
+            for name in ("list_directory", "modern__echo"):
+                seconds: dict[Gateway, list[float]] = {off: [], on: []}
+                for _ in range(400):
+                    for gateway, found in seconds.items():
+                        began = time.process_time()
+                        for _ in range(10):
+                            assert (await gateway.call(name, {})).ok
+                        found.append((time.process_time() - began) / 10)
+                # What others do on the machine only ever adds, so the cheapest twentieth is looked at.
+                usual, with_traces = (1e6 * statistics.quantiles(found, n=20)[0] for found in seconds.values())
+                print(f"{name}: {usual:.0f} us, with traces {with_traces - usual:.0f} us more")
+                assert with_traces - usual < 60
 
 
 def test_spans_are_encoded_as_the_sdk_encodes_them() -> None:

@@ -6,14 +6,12 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from serve.servers import (
     HANDSHAKE,
     INITIALIZED,
-    LIMIT,
     MODERN,
     Answer,
     Client,
@@ -26,12 +24,10 @@ from starlette.types import ASGIApp
 
 from gateway import Gateway
 from gateway.admin import keys
+from gateway.cli.serve import build_http_app
 from gateway.identity.authentication import Identity
-from gateway.serve.http.app import PATH, HttpApp, RequestGuard
-from gateway.serve.http.authorization import make_person_routes
+from gateway.serve.http.app import PATH, HttpApp
 from gateway.serve.mcp.handlers import Handlers, McpServer
-from gateway.serve.rest.routes import build_rest_app
-from gateway.serve.web.static import make_console_routes
 
 ERAS = [MODERN, HANDSHAKE]
 ROADS = ["fast", "sdk"]
@@ -94,15 +90,13 @@ class Person:
 
 @dataclass
 class Guarded:
-    """One gateway over HTTP. `apps` are its two roads: `fast` with the fast path, `sdk` without. `public` are its paths
-    that take no key, such as the pages of a login."""
+    """One gateway over HTTP. `apps` are its two roads: `fast` with the fast path, `sdk` without."""
 
     gateway: Gateway
     source: RecordingSource
     identity: Identity
     web: HttpApp
     apps: Mapping[str, ASGIApp]
-    public: frozenset[str]
 
     async def key(self, name: str, role: str = "user", **options: Any) -> str:
         _, secret = await keys.create_key(self.gateway, name, role, **options)
@@ -131,21 +125,7 @@ async def guarded(directory: Path, *, anonymous: bool = True, **settings: Any) -
             caller=gateway.approval_flow,
         )
         server, identity = McpServer(handlers), gateway.make_identity(anonymous)
-        server_settings = gateway.settings.server
-        guard = RequestGuard(LIMIT, proxies=server_settings.trusted_proxies)
-        logins, public = make_person_routes(gateway, identity, "http://127.0.0.1")
-        console, unguarded = make_console_routes(gateway, identity)
-        routes, public = [*logins, *console], public | unguarded
-        web = HttpApp(
-            server,
-            gateway.check_parts,
-            guard,
-            identity,
-            routes,
-            public,
-            server_settings.public_url,
-            partial(build_rest_app, gateway, LIMIT),
-        )
+        web = build_http_app(gateway, server, identity, "http://127.0.0.1:80")
         async with server.sdk.session_manager.run():
             apps: dict[str, ASGIApp] = {"fast": ConnectionApp(web.app, web.fast_path), "sdk": web.app}
-            yield Guarded(gateway, source, identity, web, apps, frozenset(public))
+            yield Guarded(gateway, source, identity, web, apps)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ from urllib.parse import quote
 import httpx
 import pytest
 from amounts import amount
+from serve.servers import Client
 
 from gateway.identity import ChatNames, Principal
+from gateway.names import chat_directory
 from gateway.serve.rest.routes import list_endpoints
 
 from .gateways import ERAS, ROADS, Guarded, Person, guarded
@@ -53,9 +57,10 @@ async def make_secrets(fixture: Guarded, ann: Person) -> dict[str, list[str]]:
 
 
 def guess(ids: list[str], chance: random.Random) -> Iterator[str]:
-    """Yield the ids, their beginnings, and changes of them."""
+    """Yield the ids, what is made of them, their beginnings, and changes of them."""
     for known in ids:
         yield known
+        yield chat_directory(known)  # the folder of a chat, which anybody can derive from its id
         for _ in range(GUESSES):
             place = chance.randrange(4, len(known))
             yield chance.choice(
@@ -92,7 +97,7 @@ async def test_nothing_of_another_principal_is_reached_over_rest(tmp_path: Path,
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as bob:
             for endpoint in list_endpoints():
                 if "/events" in endpoint.path:
-                    continue
+                    continue  # see below
                 names = re.findall(r"\{\+?(\w+)\}", endpoint.path)
                 for name in [name for name in names if name in ids] or [""]:
                     for value in guess(ids.get(name, [CHAT]), chance):
@@ -105,11 +110,45 @@ async def test_nothing_of_another_principal_is_reached_over_rest(tmp_path: Path,
                             tried += 1
                             place = f"{endpoint.method} {url} {params}: {response.status_code}"
                             assert MARK not in response.text, place
+                            assert sys.prefix not in response.text, f"{place}: the path of the interpreter"
                             if name and value in ids[name] and not params:
                                 assert response.status_code in REFUSED, place
         assert tried > 50
         (record,) = await fixture.gateway.approvals.records.entries(waiting=True, principal="ann", limit=10)
         assert record.status == "waiting"
+
+
+async def test_event_streams_tell_nothing_of_another_principal(tmp_path: Path, settings: dict[str, Any]) -> None:
+    async with guarded(tmp_path, **settings) as fixture:
+        ann, bob = await fixture.person("ann"), await fixture.person("bob")
+        app, chat = fixture.apps["sdk"], quote(CHAT)
+        asked = ("", "?principal=ann", f"?chat={chat}", f"?text={MARK}")
+        streams = [
+            Client(app).send(None, bob.headers, url=url, method="GET")
+            for url in (*(f"/api/calls/events{query}" for query in asked), "/api/events")
+        ]
+        for stream in streams:
+            await stream.until(b"event: tools" if stream is streams[-1] else b"event: ready")
+        ids = await make_secrets(fixture, ann)
+        call = json.dumps({"tool": "read_file", "args": {"path": FILE}}).encode()
+        followed = await Client(app).ask(call, ann.headers, url=f"/api/chats/{chat}/stream")
+        events = re.findall(rb"^id: (\S+)", followed.body, re.MULTILINE)
+        assert MARK.encode() in followed.body and events
+        for event in (each.decode() for each in events):
+            for url, more in ((f"?last_event_id={event}", {}), ("", {"last-event-id": event})):
+                headers = {**bob.headers, **more}
+                answer = await Client(app).ask(None, headers, url=f"/api/chats/{chat}/stream{url}", method="GET")
+                assert (answer.status, answer.message["error"]["code"]) == (404, "EVENT_NOT_KEPT")
+        assert (await run(bob, "stall__echo", {"n": 1}))[0] == ""
+        (own,) = await fixture.gateway.records.list_calls(principal="bob")
+        for stream in (streams[0], streams[-1]):  # by then they have sent all that is before it
+            await stream.until(own.id.encode())
+        for stream in streams:
+            for secret in (MARK, CHAT, *ids["call_id"], *ids["approval_id"]):
+                assert secret.encode() not in stream.body
+            assert b'"waiting":1' not in stream.body
+            stream.leave()
+            stream.done.cancel()
 
 
 @pytest.mark.parametrize("era", ERAS)

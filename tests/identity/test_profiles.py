@@ -14,6 +14,7 @@ from serve.servers import HANDSHAKE, Client, request
 from gateway import Gateway
 from gateway.errors import Invalid
 from gateway.extensions import quotas
+from gateway.identity import OWNER
 from gateway.serve.http.authentication import ForwardedHeaders
 
 from .gateways import ERAS, ROADS, guarded
@@ -95,13 +96,31 @@ async def test_calls_above_the_limit_of_a_role_are_refused_until_later(
     async with guarded(tmp_path, roles=roles) as fixture:
         ann, bob = await fixture.person("ann", "slow", road), await fixture.person("bob", "slow", road)
         free = await fixture.person("cat", "user", road)
-        assert [await ann.value("stall__echo") for _ in range(3)] == [{}] * 3
-        result = await ann.call("stall__count")
-        error = result["_meta"]["dev.toolgate/error"]
-        assert error["code"] == "RATE_LIMITED" and error["details"]["retry_after"] == 20
-        assert "your role allows 3 calls a minute; try again in 20 s" in error["message"]
+        older = fixture.holder(ann.headers["authorization"].removeprefix("Bearer "), road, HANDSHAKE)
+        await ann.call("write_file", {"path": "a.txt", "content": "text"}, chat="c")
+        assert [await ann.value("stall__echo") for _ in range(2)] == [{}] * 2
+        for method, params in (
+            ("tools/call", {"name": "stall__count", "arguments": {}}),
+            ("tools/call", {"name": "nosuch", "arguments": {}}),
+            ("resources/read", {"uri": "workspace://c/a.txt"}),
+        ):
+            refused = await ann.ask(method, params)
+            assert (refused.status, refused.headers["retry-after"]) == (429, "20"), method
+            error = refused.message["error"]
+            assert error["code"] == -32010 and error["data"]["code"] == "RATE_LIMITED"
+            assert error["data"]["details"]["retry_after"] == 20
+            assert "your role allows 3 calls a minute; try again in 20 s" in error["message"]
+        records = await fixture.gateway.records.list_calls(principal="ann")
+        kept = {record.args for record in records if record.error_code == "RATE_LIMITED"}
+        assert kept == {None}, "nobody fills the disk with arguments of refused calls"
+        result = await older.call("stall__count")
+        assert result["isError"] and result["_meta"]["dev.toolgate/error"]["details"]["retry_after"] == 20
         assert await bob.value("stall__echo") == {}, "each principal has its own"
         assert [await free.value("stall__echo") for _ in range(5)] == [{}] * 5
+        for name, code in (("nosuch", "UNKNOWN_TOOL"), ("stall__typed", "INVALID_ARGUMENTS")):  # these count, too
+            now += 21
+            assert await ann.value(name, {"wrong": 1}) == code
+            assert (await ann.ask("tools/call", {"name": "stall__echo", "arguments": {}})).status == 429
         now += 21
         assert await ann.value("stall__echo") == {}
 
@@ -116,7 +135,8 @@ async def test_concurrent_calls_of_a_role_are_limited_and_a_cancelled_one_counts
             client = Client(ann.app)
             waiting = client.send(request("tools/call", {"name": "stall__wait"}), ann.headers)
             await fixture.source.begun.wait()
-            assert await ann.value("stall__echo") == "RATE_LIMITED"
+            refused = await ann.ask("tools/call", {"name": "stall__echo", "arguments": {}})
+            assert (refused.status, refused.headers["retry-after"]) == (429, "1")
             assert await bob.value("stall__echo") == {}
             if ends == "answered":
                 fixture.source.go.set()
@@ -129,7 +149,7 @@ async def test_concurrent_calls_of_a_role_are_limited_and_a_cancelled_one_counts
 
 
 async def _answers(person: Any) -> bool:
-    return bool(await person.value("stall__echo") == {})
+    return bool((await person.ask("tools/call", {"name": "stall__echo", "arguments": {}})).status == 200)
 
 
 async def test_bytes_of_results_delay_the_calls_after_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +160,7 @@ async def test_bytes_of_results_delay_the_calls_after_them(tmp_path: Path, monke
         ann = await fixture.person("ann", "thin")
         text = {"text": "x" * 1500}  # counted as argument and as result
         assert await ann.value("stall__echo", text) == text
-        refused = (await ann.call("stall__echo"))["_meta"]["dev.toolgate/error"]
+        refused = (await ann.ask("tools/call", {"name": "stall__echo", "arguments": {}})).message["error"]["data"]
         assert refused["code"] == "RATE_LIMITED" and "2000 bytes a minute" in refused["message"]
         now += refused["details"]["retry_after"] + 1
         assert await ann.value("stall__echo") == {}
@@ -158,6 +178,35 @@ async def test_principals_share_no_chat_and_each_has_a_default_one(tmp_path: Pat
         assert await bob.value("read_file", {"path": "a.txt"}, chat="anns-own") == "FILE_NOT_FOUND"
         await ann.call("write_file", {"path": "b.txt", "content": "x"}, chat="shared-name")
         assert await bob.value("read_file", {"path": "b.txt"}, chat="shared-name") == "CHAT_FORBIDDEN"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_refused_calls_claim_no_chat_and_nobody_takes_those_of_the_owner(tmp_path: Path, era: str) -> None:
+    rules = [
+        {"tool": "write_file", "when": {"path": "secret*"}, "then": "deny"},
+        {"tool": "write_file", "when": {"path": "asked*"}, "then": "ask"},
+    ]
+    approval = {"mode": "never", "rules": rules, "without_elicitation": "deny"}
+    async with guarded(tmp_path, approval=approval, auth={"required": False}) as fixture:
+        ann, bob = await fixture.person("ann", era=era), await fixture.person("bob", era=era)
+        for path, code in (("secret.txt", "DENIED_BY_RULE"), ("asked.txt", "CONFIRMATION_REQUIRED")):
+            assert await bob.value("write_file", {"path": path, "content": "x"}, chat="plans") == code
+        chats = fixture.gateway.chats
+        assert await chats.owner("plans") is None
+        assert not (await ann.call("write_file", {"path": "a.txt", "content": "x"}, chat="plans"))["isError"]
+        assert await chats.owner("plans") == "ann"
+        assert await bob.value("read_file", {"path": "a.txt"}, chat="plans") == "CHAT_FORBIDDEN"
+        owner = fixture.holder(None, era=era)
+        of_client = OWNER.client_chat("cursor")
+        for chat in ("default", of_client, "folder-0123456789abcdef"):
+            for name in ("stall__echo", "list_directory"):
+                assert await bob.value(name, {}, chat=chat) == "CHAT_FORBIDDEN"
+            url = f"/api/chats/{chat}/files/a.txt"
+            assert (await Client(fixture.apps["sdk"]).ask(b"x", bob.headers, url=url, method="PUT")).status == 403
+            uri = {"uri": f"workspace://{chat}/a.txt"}
+            assert "error" in (await bob.ask("resources/read", uri)).message
+            assert not (await owner.call("write_file", {"path": "a.txt", "content": "mine"}, chat=chat))["isError"]
+            assert await chats.owner(chat) == "local"
 
 
 async def test_attached_folder_belongs_to_the_owner_whoever_is_first(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from .issuer import Issuer, serve_issuer
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G7")]
 
 METHODS = ["DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT"]
-ANSWERED = {"/healthz"}
 
 MESSAGES: list[dict[str, Any]] = [
     *({"jsonrpc": "2.0", "id": 1, "method": method} for method in (*PARAMS, "ping", "subscriptions/listen", "x/y")),
@@ -62,21 +61,48 @@ async def make_invalid(fixture: Guarded, issuer: Issuer) -> dict[str, str | None
     }
 
 
+# Every path that takes no credential, with what it answers to nobody: a new one must be thought about here.
+PUBLIC_PATHS = {
+    "/healthz": {200, 405},
+    "/.well-known/oauth-protected-resource": {200},
+    "/.well-known/oauth-protected-resource/mcp": {200},
+    "/.well-known/oauth-protected-resource/mcp/{profile}": {200},
+    "/.well-known/oauth-authorization-server": {200},
+    # Logging in: forms that take a key or a code, and refuse everything else.
+    "/authorize": {400},
+    "/token": {401},
+    "/register": {400},
+    "/revoke": {401},
+    "/consent": {400, 403, 405},
+    "/connect/{ticket}": {400, 403, 405},
+    "/connect/callback": {403, 405},
+    "/connect/callback/{issuer}": {403, 405},
+    "/sign-in": {200, 403, 405},
+    # Scripts and styles, without data.
+    "/static/{version}/{path:path}": {404, 405},
+}
+
+
 async def test_no_route_answers_without_a_valid_credential(tmp_path: Path) -> None:
     async with serve_issuer() as issuer, guarded(tmp_path, auth={"jwt": issuer.settings}) as fixture:
+        assert all(isinstance(route, Route) for route in fixture.web.routes), "a mounted application hides its routes"
         paths = {route.path for route in fixture.web.routes if isinstance(route, Route)}
-        assert {"/mcp", "/healthz", "/readyz"} <= paths
+        assert paths >= {"/mcp", "/readyz", "/metrics", "/", "/console/{path:path}", "/approve/{approval_id}"}
+        assert paths >= PUBLIC_PATHS.keys(), PUBLIC_PATHS.keys() - paths
         paths |= {endpoint.path for endpoint in list_endpoints()}
-        paths -= {path for path in paths if path.startswith(tuple(fixture.public))}
-        paths |= {"/mcp/small", "/mcp/", "/", "/api", "/metrics", "/nothing", "/.well-known/nothing"}
+        assert paths >= {"/api/openapi.json", "/api/docs", "/openapi/{profile}/openapi.json", "/tools/tools/search"}
+        paths |= {"/mcp/small", "/mcp/", "/api", "/nothing", "/openapi", "/static", "/connect"}
+        for path in sorted(paths - PUBLIC_PATHS.keys()):  # a browser is led to the form
+            answer = await Client(fixture.apps["fast"]).ask(None, {"accept": "text/html"}, url=path, method="GET")
+            assert answer.status in (303, 401), (path, answer)
         for what, header in (await make_invalid(fixture, issuer)).items():
             headers = {} if header is None else {"authorization": header}
             for path in sorted(paths):
-                for method in METHODS if header is None else ["GET", "POST"]:
+                for method in METHODS:
                     client = Client(fixture.apps["fast"])
                     answer = await client.ask(None, headers, url=path, method=method)
-                    if path in ANSWERED or path.startswith("/.well-known/"):
-                        assert answer.status in (200, 404, 405), (what, method, path)
+                    if path in PUBLIC_PATHS:
+                        assert answer.status in PUBLIC_PATHS[path], (what, method, path, answer)
                     else:
                         assert answer.status == 401, (what, method, path, answer)
                         assert answer.headers["www-authenticate"].startswith("Bearer "), what
@@ -128,13 +154,13 @@ async def test_challenge_names_the_metadata_and_metadata_the_issuer(tmp_path: Pa
             assert challenge == f'Bearer realm="toolgate", resource_metadata="https://tools.example{well_known}"'
             metadata = (await client.ask(None, url=well_known, method="GET")).message
             assert metadata["resource"] == f"https://tools.example{path}"
-            assert metadata["authorization_servers"] == [issuer.url]
+            assert metadata["authorization_servers"] == [issuer.url, "https://tools.example"]
         wrong = await client.ask(request("tools/list"), {"authorization": "Bearer tg_x"})
         assert 'error="invalid_token"' in wrong.headers["www-authenticate"]
 
 
 async def test_gateway_without_an_issuer_has_no_metadata(tmp_path: Path) -> None:
-    async with guarded(tmp_path) as fixture:
+    async with guarded(tmp_path, auth={"authorization_server": False}) as fixture:
         await fixture.key("ann")
         client = Client(fixture.apps["fast"])
         answer = await client.ask(request("tools/list"))

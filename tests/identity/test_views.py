@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eventually import async_eventually
 from hypothesis import given
 from hypothesis import strategies as st
 from journeys.servers import labs
-from serve.servers import HANDSHAKE, Answer, Client
+from serve.servers import HANDSHAKE, Answer, Client, request
 
 from gateway.access import AccessPolicy, AccessRule
 from gateway.calls import Call, Outcome
@@ -140,7 +141,7 @@ def test_views_of_5000_tools_for_100_roles_are_made_in_a_second() -> None:
     began = time.process_time()
     views = [whole.for_principal(policy) for policy in policies]
     assert all(view.get("tool_1") is None or len(view) for view in views)
-    assert time.process_time() - began < 5, "1 s on a quiet machine"
+    assert time.process_time() - began < 1
 
 
 def test_roles_and_profiles_narrow_each_other() -> None:
@@ -214,7 +215,7 @@ async def test_random_roles_of_two_principals_never_show_what_is_refused(tmp_pat
         }
         for number in range(4)
     }
-    async with guarded(tmp_path, roles=roles) as fixture:
+    async with guarded(tmp_path, roles=roles, profiles={"short": {"mode": "search"}}) as fixture:
         everything = [entry.name for entry in fixture.gateway.catalog]
         for role, other in itertools.pairwise(roles):
             ann = await fixture.person("ann", role, road, era)
@@ -225,6 +226,7 @@ async def test_random_roles_of_two_principals_never_show_what_is_refused(tmp_pat
                     assert (code == "UNKNOWN_TOOL") == (name not in known["listed"]), (roles, name, code)
                 await check_resources(person, "read_file" in known["listed"])
                 await check_rest(person, known["listed"], everything)
+                await check_short_list(person, known["listed"], everything)
             await check_isolation(fixture, ann, bob)
 
 
@@ -242,12 +244,37 @@ async def check_rest(person: Person, listed: Sequence[str], whole: Sequence[str]
     available = (await get("/api/available-tools?format=openai")).body.decode()
     for name in whole:
         assert (f'"{name}"' in available) == (name in listed)
+    events = Client(person.app).send(None, person.headers, url="/api/events", method="GET")
+    assert f'"tools":{len(listed)}}}'.encode() in await events.until(b'{"tools":')
+    events.leave()
+    events.done.cancel()
     hidden = next((name for name in whole if name not in listed), None)
     if hidden is not None:
         answers = [await get(f"/api/tools/{name}") for name in (hidden, "nosuch")]
         assert [(each.status, each.message["error"]["code"]) for each in answers] == [(404, "UNKNOWN_TOOL")] * 2
         items = (await get(f"/api/search?q={hidden}")).message["items"]
         assert hidden not in [item.get("name") for item in items]
+        kinds = []
+        for name in (hidden, "nosuch"):  # nor do the records of refused calls tell which of the two exists
+            await person.call(name)
+            [record, *_] = (await get(f"/api/calls?tool={name}")).message["items"]
+            steps = (await get(f"/api/calls/{record['id']}/steps")).message["steps"]
+            kinds.append([step["kind"] for step in steps])
+        assert kinds == [["tool"]] * 2
+
+
+async def check_short_list(person: Person, listed: Sequence[str], whole: Sequence[str]) -> None:
+    """Where tools are found and called by others, hidden ones are not found, described or called either."""
+    searching = replace(person, url=f"{person.url}/short", session={})
+    offered = await searching.tools()
+    for name in whole:
+        found = (await searching.call("search_tools", {"query": name}))["content"][0]["text"].splitlines()
+        is_found = any(line.startswith(f"{name}(") for line in found)
+        assert is_found == ("search_tools" in offered and name in listed), (name, found)
+        described = await searching.call("describe_tool", {"name": name})
+        assert described["isError"] != ("describe_tool" in offered and name in listed), (name, described)
+        for caller in ("call_read", "call_write", "call_dangerous") if name not in listed else ():
+            assert await searching.value(caller, {"tool": name}) == "UNKNOWN_TOOL", (caller, name)
 
 
 async def check_isolation(fixture: Guarded, ann: Person, bob: Person) -> None:
@@ -297,6 +324,24 @@ async def test_nobody_but_administrators_takes_all_streams(tmp_path: Path, monke
         for path in ("/api/events", "/api/calls/events"):
             answer = await Client(person.app).ask(None, person.headers, url=path, method="GET")
             assert (answer.status, answer.message["error"]["code"]) == (503, "TOO_MANY_STREAMS")
+
+
+async def test_streams_of_a_modern_principal_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.serve.mcp.sdk.STREAMS_OF_ONE", 2)
+    listen = request("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+    async with guarded(tmp_path) as fixture:
+        ann, bob = await fixture.person("ann"), await fixture.person("bob")
+        streams = []
+        for person in (ann, ann, bob):
+            streams.append(Client(person.app).send(listen, person.headers))
+            await streams[-1].until(b"subscriptions/acknowledged")
+        refused = await Client(ann.app).ask(listen, ann.headers)
+        assert "too many streams" in refused.message["error"]["message"]
+        for stream in streams:
+            stream.leave()
+            stream.done.cancel()
 
 
 async def test_approval_page_shows_hidden_characters_of_changes(tmp_path: Path) -> None:
@@ -452,19 +497,25 @@ UPSTREAM_ROLES = {
 }
 
 
+async def list_resources(person: Person) -> list[str]:
+    return [each["uri"] for each in (await person.result("resources/list"))["resources"]]
+
+
 @pytest.mark.parametrize("era", ERAS)
 async def test_prompts_and_resources_of_a_hidden_server_do_not_exist(tmp_path: Path, era: str) -> None:
     servers = {"lab": labs.on_stdio("modern", LAB_FILE=str(tmp_path / "notes"))}
     async with guarded(tmp_path, roles=UPSTREAM_ROLES, mcpServers=servers) as fixture:
         user = await fixture.person("user", "user", era=era)
-        uris = [each["uri"] for each in (await user.result("resources/list"))["resources"]]
+        uris = await async_eventually(lambda: list_resources(user))  # a list leaves out a server that is slow
         [prompt, *_] = [each["name"] for each in (await user.result("prompts/list"))["prompts"]]
         completing = {"ref": {"type": "ref/prompt", "name": prompt}, "argument": {"name": "x", "value": ""}}
         assert uris and prompt.startswith("lab__")
         for role in UPSTREAM_ROLES:
             person, visible = await fixture.person(role, role, era=era), role in ("user", "all")
-            listed = await person.result("resources/list")
-            assert bool([each for each in listed["resources"] if each["uri"] in uris]) == visible, role
+            if visible:
+                await async_eventually(lambda person=person: list_resources(person))  # type: ignore[misc]
+            else:
+                assert not set(uris) & set(await list_resources(person)), role
             assert bool((await person.result("prompts/list"))["prompts"]) == visible, role
             assert any(name.startswith("lab__") for name in await person.tools()) == (visible or role == "tools"), role
             if visible:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import pytest
 
 from gateway.names import new_id
 
@@ -53,6 +54,7 @@ ROWS = {
     "rule-conflict": "PUT with an existing pair leaves the existing tool unchanged.",
     "rule-immutable": "PUT, DELETE and other PATCHes of builtins are refused.",
     "rule-ranking": "prefix > whole word > fuzzy > recency.",
+    "rule-index": "The search keeps an index of its own, and asks nobody.",
     "rule-disabled-search": "Disabled rows are excluded unless includeDisabled=true.",
     "rule-soft-delete": "Soft-delete marks softDeletedAt.",
     "rule-reap": "A background task reaps after two days if still empty.",
@@ -62,6 +64,7 @@ ROWS = {
     "rule-output": "The response is validated against outputSchema.",
     "rule-answer": "The answer is {ok: true, value} or {ok: false, error}.",
     "rule-usage": "lastCalledAt and callCount are updated asynchronously.",
+    "other-missing": "A tool whose function is gone is disabled, and nothing of it is changed.",
     "other-offline": "User-defined data is stored offline, and survives a restart.",
     "other-processes": "The uniqueness guarantee is global across processes.",
     "other-builtins": "Builtins are served by the normal APIs.",
@@ -73,7 +76,7 @@ def row(*ids: str) -> Callable[[Test], Test]:
     """Mark a test as the one that holds these rows."""
     assert set(ids) <= ROWS.keys()
     HELD.update(ids)
-    return lambda test: test
+    return pytest.mark.row(*ids)
 
 
 SHELL: Json = {"displayName": "Echo", "type": "shell", "shellImpl": {"command": ["echo", "${text}"]}}

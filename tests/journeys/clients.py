@@ -20,8 +20,10 @@ ERROR = "dev.toolgate/error"
 
 
 @asynccontextmanager
-async def over_http(url: str, era: str, hear: MessageHandlerFnT | None = None) -> AsyncIterator[Client]:
-    async with Client(url, mode=_mode(era), read_timeout_seconds=PATIENCE, cache=None, message_handler=hear) as client:
+async def over_http(
+    url: str, era: str, hear: MessageHandlerFnT | None = None, patience: float = PATIENCE
+) -> AsyncIterator[Client]:
+    async with Client(url, mode=_mode(era), read_timeout_seconds=patience, cache=None, message_handler=hear) as client:
         yield client
 
 

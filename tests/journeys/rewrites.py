@@ -6,6 +6,7 @@ not repeated.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +19,9 @@ CALL_ID = "dev.toolgate/call_id"
 SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 # What 2026-07-28 added to results; the gateway answers for how long its lists and results may be kept.
 NEWER = ("resultType", "ttlMs", "cacheScope")
-# The first script of a view of MCP Apps, by which it uses its server's own names.
-VIEW_NAMES = re.compile(r'<script data-names="[^"]*">.*?</script>', re.DOTALL)
+# A view of MCP Apps inside the gateway's page, before which stands a script.
+VIEW = re.compile(r'<script type="application/json" id="toolgate-view">(.*?)</script>', re.DOTALL)
+VIEW_STORAGE = re.compile(r'<script>\nfor \(const name of \["localStorage.*?</script>', re.DOTALL)
 
 
 def name(server: str, own: str) -> str:
@@ -83,18 +85,19 @@ def result(server: str, own: Json) -> Json:
 
 def without_own(answer: Json) -> Json:
     """A result without what each server says of itself and the gateway replaces: its name in `_meta`, how long the
-    answer may be kept, and the id of the call in the gateway's records; and without the script in views."""
+    answer may be kept, and the id of the call in the gateway's records; and views without the page around them."""
     meta = {key: value for key, value in (answer.get("_meta") or {}).items() if key not in (CALL_ID, SERVER_INFO)}
     rest = {key: value for key, value in answer.items() if key not in ("_meta", *NEWER)}
     if "contents" in rest:
-        rest["contents"] = [_without_view_names(each) for each in rest["contents"]]
+        rest["contents"] = [_without_page(each) for each in rest["contents"]]
     return {**rest, "_meta": meta} if meta else rest
 
 
-def _without_view_names(content: Json) -> Json:
+def _without_page(content: Json) -> Json:
     if content.get("mimeType") != "text/html;profile=mcp-app" or "text" not in content:
         return content
-    return {**content, "text": VIEW_NAMES.sub("", content["text"], count=1)}
+    page = VIEW.search(content["text"])
+    return {**content, "text": VIEW_STORAGE.sub("", json.loads(page[1])[0], count=1)} if page else content
 
 
 def own_parts(answer: Json) -> set[str]:

@@ -191,8 +191,8 @@ async def test_edited_arguments_run_and_the_model_sees_the_edit(visit: Visit, ch
     result = await call(visit.client, "write_file", {"path": "a.txt", "content": "new\n"}, chat)
     assert not result.is_error
     assert await content(visit, chat) == "edited\n"
-    told = [getattr(block, "text", "") for block in result.content]
-    assert told[-1] == 'A person changed these arguments before the call ran: {"content": "edited\\n"}'
+    texts = [getattr(block, "text", "") for block in result.content]
+    assert texts[-1] == 'A person changed these arguments before the call ran: {"content": "edited\\n"}'
     [asked] = [each for each in await visit.toolgate("approval", "list", "--all") if each["chat_id"] == chat]
     assert (asked["args"], asked["edited_args"]) == (
         {"path": "a.txt", "content": "new\n"},

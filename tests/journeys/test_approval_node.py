@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.promise("C
     ],
 )
 def test_approval_is_decided_at_a_typescript_client(sdk: int, era: str, road: Road) -> None:
-    told = json.dumps({"sdk": sdk, "era": era, **road.target})
-    seen: dict[str, Any] = _run(road.home, _node(), NODE / "approving.mjs", told)
+    setup = json.dumps({"sdk": sdk, "era": era, **road.target})
+    seen: dict[str, Any] = _run(road.home, _node(), NODE / "approving.mjs", setup)
 
     assert seen["approved"]["structuredContent"] == {"path": "notes.txt", "size": 8, "created": False}
     assert (_code(seen["denied"]), _code(seen["declined"]), _code(seen["cancelled"])) == (

@@ -245,8 +245,14 @@ def test_local_tools_are_called_and_http_tools_send_a_request_again(
     value = api.post(f"{tool_path(bundle, 'weather')}/invoke", json={"args": {"city": "Rome & Oslo"}}).json()["value"]
     assert "/flaky?city=Rome" in json.dumps(value)
     secret = http_tool(f"{weather}/v1", request={"headers": {"x-key": "${WEATHER_KEY}"}})
-    api.put_tool(bundle, "secret", body=secret)
-    assert api.post(f"{tool_path(bundle, 'secret')}/invoke", json={"args": {"city": "Rome"}}).status_code in (200, 503)
+    path, own = tool_path(bundle, "secret"), api.put_tool(bundle, "secret", body=secret)["name"].partition("__")[0]
+    assert error_code(api.post(f"{path}/invoke", json={"args": {"city": "Rome"}}), 503) == "SECRET_MISSING"
+    kept, value = f"/api/toolsets/{own}/secrets/WEATHER_KEY", {"value": "known-by-the-tool-alone"}
+    assert error_code(api.put(kept.replace("KEY", "KEYS"), json=value), 404) == "UNKNOWN_SECRET"
+    assert api.put(kept, json=value).status_code == 204
+    assert api.post(f"{path}/invoke", json={"args": {"city": "Rome"}}).json()["value"]["key"] == value["value"]
+    assert api.delete(kept).status_code == 204
+    assert error_code(api.post(f"{path}/invoke", json={"args": {"city": "Rome"}}), 503) == "SECRET_MISSING"
     unfilled = http_tool(f"{weather}/${{town}}")
     assert error_code(api.put(tool_path(bundle, "unfilled"), json=unfilled), 400) == "INVALID_TOOL"
 
@@ -318,7 +324,7 @@ def test_tools_are_listed_by_tag_bundle_and_page(api: BundleClient, bundle: str)
     assert {"read-file", "t0"} <= {tool["slug"] for tool in api.every("/tools/tools", recommendedPageSize=7)}
 
 
-@row("tool-search", "rule-ranking")
+@row("tool-search", "rule-ranking", "rule-index")
 @pytest.mark.promise("B5")
 def test_search_ranks_prefix_then_word_then_fuzzy_then_recency(api: BundleClient, bundle: str) -> None:
     names = {
@@ -338,10 +344,20 @@ def test_search_ranks_prefix_then_word_then_fuzzy_then_recency(api: BundleClient
 
     found = search("quagga")
     assert found[0] == "quaggas-all"  # a prefix
-    assert found[1:4] == ["keeper", "newer-quagga", "older-quagga"]  # whole words, the last modified first
+    # whole words: the most relevant first, of equals the last modified
+    assert found[1:4] == ["newer-quagga", "older-quagga", "keeper"]
     assert "quaga-typo" in found[4:]  # near
     assert "unrelated" not in found
     assert search("quagga", pageSize=1) == found  # page by page
+    first = api.get("/tools/tools/search", params={"q": "quagga", "pageSize": 2}).json()
+    api.put_tool(bundle, "quaggas-before-all")  # and also while tools are added and removed before the place
+    assert search("quagga", pageSize=2, pageToken=first["nextPageToken"]) == found[2:]
+    api.delete(tool_path(bundle, "quaggas-before-all"))
+    api.delete(tool_path(bundle, found[1]))  # the last one of that page
+    assert search("quagga", pageSize=2, pageToken=first["nextPageToken"]) == found[2:]
+    api.put_tool(bundle, found[1], tags=["zoo"], description="counts animals", displayName=found[1])
+    wrong = api.get("/tools/tools/search", params={"q": "quagga", "pageToken": "c2VhcmNoOng"})
+    assert error_code(wrong, 400) == "INVALID_PAGE_TOKEN"
     assert search("QUAGGAS-A")[0] == "quaggas-all"
     assert search("zoo")[:2] == ["newer-quagga", "older-quagga"]  # by their tag
     assert search("no such thing at all") == []
@@ -355,8 +371,10 @@ def test_search_leaves_out_disabled_tools_unless_asked(api: BundleClient, bundle
     off = api.put_bundle()["id"]
     api.put_tool(off, "okapi-in-a-disabled-bundle")
     api.patch(f"/tools/bundles/{off}", json={"isEnabled": False})
+    api.put_tool(bundle, "okapi-in-a-category-that-is-off", category="customer_support")
     assert not api.every("/tools/tools/search", q="okapi")
-    assert len(api.every("/tools/tools/search", q="okapi", includeDisabled="true")) == 2
+    assert len(api.every("/tools/tools/search", q="okapi", includeDisabled="true")) == 3
+    assert not [tool for tool in api.every("/tools/tools", bundleIDs=bundle) if "okapi" in tool["slug"]]
 
 
 @row("rule-disabled-bundle")
@@ -455,21 +473,35 @@ def test_a_bundle_survives_a_restart_and_is_a_toolset_that_exports_and_imports(t
         assert {**tool, **{key: put[key] for key in ("id", "bundleID", "createdAt", "modifiedAt")}} == put
 
 
+def upload(api: BundleClient, *tools: str, without: str = "") -> None:
+    """Import a bundle with these Python tools; the function of `without` is not in its code."""
+    declared = "".join(f"- {{id: {tool}, entrypoint: 'code:{tool}'}}\n" for tool in tools)
+    code = [f"@tool\ndef {tool}(number: int) -> int:\n    return number + 1\n" for tool in tools if tool != without]
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("toolset.yaml", f"id: imported\nname: Imported\nversion: 1.0.0\ntools:\n{declared}")
+        file.writestr("code.py", "from covalt_toolset import tool\n" + "".join(code))
+    response = api.post("/api/toolsets/import", files={"file": ("a.zip", buffer.getvalue(), "application/zip")})
+    assert response.status_code == 200, response.text
+
+
+@row("other-missing")
+@pytest.mark.promise("B1")
+def test_a_tool_whose_function_is_gone_is_disabled_until_it_is_back(api: BundleClient) -> None:
+    upload(api, "plus_one", "plus_two")
+    (bundle,) = (item["id"] for item in api.every("/tools/bundles") if item["slug"] == "imported")
+    path = tool_path(bundle, "plus-two", "1.0.0")
+    before = api.get(path).json()
+    assert before["isEnabled"] is True
+    upload(api, "plus_one", "plus_two", without="plus_two")
+    assert api.get(path).json() == {**before, "isEnabled": False, "name": None}
+    assert error_code(api.post(f"{path}/invoke", json={"args": {"number": 1}}), 403) == "TOOL_DISABLED"
+    upload(api, "plus_one", "plus_two")
+    assert api.get(path).json() == before
+
+
 def test_tools_are_put_into_an_imported_bundle_beside_its_code(api: BundleClient) -> None:
-    def pack(*tools: str) -> bytes:
-        declared = "".join(f"- {{id: {tool}, entrypoint: 'code:{tool}'}}\n" for tool in tools)
-        code = "".join(f"@tool\ndef {tool}(number: int) -> int:\n    return number + 1\n" for tool in tools)
-        buffer = BytesIO()
-        with zipfile.ZipFile(buffer, "w") as file:
-            file.writestr("toolset.yaml", f"id: imported\nname: Imported\nversion: 1.0.0\ntools:\n{declared}")
-            file.writestr("code.py", f"from covalt_toolset import tool\n{code}")
-        return buffer.getvalue()
-
-    def upload(content: bytes) -> None:
-        response = api.post("/api/toolsets/import", files={"file": ("a.zip", content, "application/zip")})
-        assert response.status_code == 200, response.text
-
-    upload(pack("plus_one", "plus_two"))
+    upload(api, "plus_one", "plus_two")
     (bundle,) = (item["id"] for item in api.every("/tools/bundles") if item["slug"] == "imported")
     plus = api.get(tool_path(bundle, "plus-one", "1.0.0")).json()
     assert plus["type"] == "python"
@@ -483,7 +515,7 @@ def test_tools_are_put_into_an_imported_bundle_beside_its_code(api: BundleClient
     exported = zipfile.ZipFile(BytesIO(api.get("/api/toolsets/imported/export").content))
     assert {"toolset.yaml", "code.py"} <= set(exported.namelist())
     assert b"echo" in exported.read("toolset.yaml")
-    upload(pack("plus_one"))  # without the others, which are kept as missing until they are deleted
+    upload(api, "plus_one")  # without the others, which are kept as missing until they are deleted
     gone = api.get(tool_path(bundle, "plus-two", "1.0.0")).json()
     assert gone["isEnabled"] is False
     assert api.delete(tool_path(bundle, "plus-two", "1.0.0")).status_code == 204

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import anyio.to_thread
 import httpx
 import mcp_types as types
 import pytest
+from amounts import amount
 from eventually import TIMEOUT, async_eventually
 from mcp import Client
 
@@ -25,7 +25,7 @@ from .bundle_api import SHELL, BundleClient, row, serve_bundles, tool_path
 from .clients import call, every_tool, over_http, text
 from .wire import ERAS, MODERN
 
-ROUNDS = 200 if os.environ.get("TOOLGATE_NIGHTLY") == "1" else 15
+ROUNDS = amount(15, nightly=200)
 
 
 @pytest.fixture(scope="module")

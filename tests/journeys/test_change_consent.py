@@ -15,6 +15,7 @@ from typing import Any
 import anyio.to_thread
 import pytest
 from eventually import eventually
+from sources.development.environments import with_ruff
 from sources.toolset.writing import require_sandbox
 
 from gateway import Gateway
@@ -38,6 +39,84 @@ def project(tmp_path: Path) -> Path:
     (folder / ".git/hooks/pre-commit").chmod(0o755)
     (folder / "notes.txt").write_text("mine\n")
     return folder
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_git_asks_before_it_changes_protected_files_of_a_persons_folder(tmp_path: Path, era: str) -> None:
+    await require_sandbox()
+    folder = tmp_path / "project"
+    folder.mkdir()
+    settings, tasks = folder / ".vscode/settings.json", folder / "sub/.envrc"
+
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=N", "-c", "user.email=n@host")
+        subprocess.run(["git", *who, "-C", folder, *arguments], check=True, capture_output=True)
+
+    def commit(content: str) -> None:
+        for path in (settings, folder / "a.txt"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content)
+        git("add", ".")
+        git("commit", "-qm", content)
+
+    git("init", "-q", "-b", "main")
+    commit("mine")
+    git("checkout", "-qb", "other")
+    tasks.parent.mkdir()
+    tasks.write_text("planted")
+    commit("planted")
+    git("checkout", "-q", "main")
+    settled(tmp_path, {"workspace": str(folder), "categories": {"development": {"enabled": True}}})
+    person = Person()
+    async with visiting(tmp_path, era, person, tmp_path / "data") as visit:
+
+        async def declined(tool: str, **arguments: Any) -> None:
+            visit.will(decline)
+            assert (await refusal(visit.client, tool, arguments))["code"] == "DECLINED"
+            [question] = person.questions
+            assert f"{tool} touches '.vscode/settings.json'" in question.message
+
+        await declined("git_checkout", revision="other")
+        await declined("git_checkout", create="third", revision="other")
+        await declined("git_checkout", revision="other", paths=[".vscode", "sub"])
+        assert settings.read_text() == "mine" and not tasks.exists()
+        visit.will()
+        result = await call(visit.client, "git_checkout", {"revision": "other", "paths": ["a.txt"]})
+        assert not result.is_error and (folder / "a.txt").read_text() == "planted"
+        settings.write_text("newer")
+        await declined("git_stash", action="push")
+        await declined("git_checkout", paths=["."])
+        assert settings.read_text() == "newer"
+        git("stash", "push", "-q")
+        await declined("git_stash", action="pop")
+        visit.will(choose("approve once"))
+        result = await call(visit.client, "git_checkout", {"revision": "other"})
+        assert not result.is_error and tasks.read_text() == "planted"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_git_asks_before_it_changes_a_repository_inside_a_protected_folder(tmp_path: Path, era: str) -> None:
+    await require_sandbox()
+    folder = tmp_path / "project"
+    hooks = folder / ".claude/hooks.json"
+    hooks.parent.mkdir(parents=True)
+
+    def commit(content: str) -> None:
+        hooks.write_text(content)
+        for arguments in (("init", "-q"), ("add", "."), ("commit", "-qm", content)):
+            who = ("-c", "user.name=N", "-c", "user.email=n@host")
+            subprocess.run(["git", *who, "-C", hooks.parent, *arguments], check=True, capture_output=True)
+
+    commit("first")
+    commit("second")
+    settled(tmp_path, {"workspace": str(folder), "categories": {"development": {"enabled": True}}})
+    async with visiting(tmp_path, era, Person(), tmp_path / "data") as visit:
+        for tool, more in (("git_checkout", {"revision": "HEAD~1"}), ("git_stash", {"action": "push"})):
+            visit.will(decline)
+            assert (await refusal(visit.client, tool, {"repository": ".claude", **more}))["code"] == "DECLINED"
+            [question] = visit.person.questions
+            assert f"{tool} touches '.claude/hooks.json'" in question.message
+            hooks.write_text("third")
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -82,6 +161,114 @@ async def test_app_builder_write_file_asks_before_it_changes_a_persons_folder(tm
         log = await visit.toolgate("workspace", "log", "--workspace", str(folder))
         made = [each["source_ref"] for each in log if each["source"] == "tool_run"]
         assert set(made) <= {each["id"] for each in calls if each["tool_id"] == "app-builder:write_file"}
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_consent_for_a_chat_covers_no_protected_file(tmp_path: Path, era: str) -> None:
+    await require_sandbox()
+    folder = tmp_path / "project"
+    settings, notes = folder / ".vscode/settings.json", folder / "notes.txt"
+    settings.parent.mkdir(parents=True)
+
+    def commit(content: str) -> None:
+        settings.write_text(content)
+        notes.write_text(content)
+        for arguments in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-qm", content)):
+            who = ("-c", "user.name=N", "-c", "user.email=n@host")
+            subprocess.run(["git", *who, "-C", folder, *arguments], check=True, capture_output=True)
+
+    categories = {name: {"enabled": True} for name in ("development", "administration")}
+    settled(tmp_path, {"workspace": str(folder), "categories": categories})
+    async with visiting(tmp_path, era, Person(), tmp_path / "data") as visit:
+
+        async def agreed(tool: str, **arguments: Any) -> Any:
+            visit.will(choose("approve for this chat"))
+            result = await call(visit.client, tool, arguments)
+            assert not result.is_error and len(visit.person.questions) == 1, result.content
+            return result.structured_content
+
+        async def declined(tool: str, **arguments: Any) -> None:
+            visit.will(decline)
+            assert (await refusal(visit.client, tool, arguments))["code"] == "DECLINED"
+            [question] = visit.person.questions
+            assert "touches '.vscode/settings.json'" in question.message
+            assert settings.read_text() == notes.read_text() == "second"
+
+        commit("first")
+        first = (await call(visit.client, "workspace_diff", {"to": "now"})).structured_content["to"]
+        commit("second")
+        await agreed("workspace_restore", manifest=first, paths=["notes.txt"])
+        notes.write_text("second")
+        await declined("workspace_restore", manifest=first, paths=[".vscode"])
+        await declined("workspace_restore", manifest=first)
+        await declined("workspace_branch", manifest=first)
+        visit.will(choose("approve once"), choose("approve once"))
+        for revision in ("HEAD~1", "main"):
+            assert not (await call(visit.client, "git_checkout", {"revision": revision})).is_error
+        await declined("git_checkout", revision="HEAD~1")
+
+        await agreed("toolgate__write_workspace_file", path="notes.txt", content="first")
+        visit.will()
+        arguments = {"path": ".vscode/settings.json", "content": "planted"}
+        assert (await refusal(visit.client, "toolgate__write_workspace_file", arguments))["code"] == "PROTECTED_FILE"
+        restored = await agreed("toolgate__restore_workspace", manifest=first)
+        assert (restored["result"]["files_left_out"], settings.read_text()) == (1, "second")
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_switch_to_another_message_changes_no_protected_file_and_needs_the_level_to_write(
+    tmp_path: Path, era: str
+) -> None:
+    folder = project(tmp_path)
+    (folder / ".envrc").write_text("mine\n")
+
+    async def read(client: Any, message: str, parent: str | None) -> Any:
+        meta = {"dev.toolgate/message": message} | ({"dev.toolgate/parent_message": parent} if parent else {})
+        return await client.call_tool("read_file", {"path": "notes.txt"}, meta=meta)
+
+    for permission, content in (("read-only", "newer\n"), ("read-write", "mine\n")):
+        settled(tmp_path, {"workspace": str(folder), "profiles": {"own": {"permission": permission}}, "profile": "own"})
+        async with visiting(tmp_path, era, Person(), tmp_path / f"data-{permission}") as visit:
+            assert not (await read(visit.client, "m1", None)).is_error
+            (folder / "notes.txt").write_text("newer\n")
+            (folder / ".envrc").write_text("newer\n")
+            assert not (await read(visit.client, "m2", "m1")).is_error
+            same = await read(visit.client, "m4", "m2")
+            assert not same.is_error
+            switched = await read(visit.client, "m3", "m1")
+            assert switched.is_error is (permission == "read-only")
+            assert (folder / "notes.txt").read_text() == content
+            assert (folder / ".envrc").read_text() == "newer\n"
+        (folder / "notes.txt").write_text("mine\n")
+        (folder / ".envrc").write_text("mine\n")
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_undo_restores_an_ignored_file_that_a_program_or_git_changed(tmp_path: Path, era: str) -> None:
+    await require_sandbox()
+    folder = project(tmp_path)
+    (folder / ".gitignore").write_text(".env\n.venv\nlocal.py\n")
+    (folder / ".env").write_text("mine\n")
+    (folder / "local.py").write_text("x = [1,\n2]\n")
+    await anyio.to_thread.run_sync(with_ruff, folder)
+    settled(tmp_path, {"workspace": str(folder), "categories": {"development": {"enabled": True}}})
+    async with visiting(tmp_path, era, Person(), tmp_path / "data") as visit:
+        for tool, arguments in (
+            ("run_code", {"language": "bash", "code": "echo theirs > .env; echo theirs > notes.txt"}),
+            ("run_command", {"command": "rm .env"}),
+        ):
+            visit.will(choose("approve once"))
+            result = await call(visit.client, tool, arguments)
+            assert not result.is_error, result.content
+            assert "'.env' is ignored by .gitignore, so no version has it; a copy is kept" in str(result.content)
+            undone = await visit.toolgate("workspace", "undo", "--workspace", str(folder))
+            assert (undone["restored"]["paths"], (folder / ".env").read_text()) == ([".env"], "mine\n")
+            assert undone["undone"].startswith(f"{tool} of call ") and (folder / "notes.txt").read_text() == "mine\n"
+        visit.will()
+        result = await call(visit.client, "format_code", {})
+        assert (folder / "local.py").read_text() == "x = [1, 2]\n" and "'local.py' is ignored" in str(result.content)
+        await visit.toolgate("workspace", "undo", "--workspace", str(folder))
+        assert (folder / "local.py").read_text() == "x = [1,\n2]\n"
 
 
 SLOW = dedent(

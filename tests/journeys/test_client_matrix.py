@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from .processes import Listening, environment, on_http, serve_command
-from .test_node_clients import BUILTINS, NODE, _absent, _node, _node_22, _run
+from .test_node_clients import NODE, OFFERED, _absent, _node, _node_22, _run
 
 SCRIPTS = Path(__file__).parent / "clients_matrix"
 VENV = Path(__file__).parents[2] / ".venv"
@@ -84,7 +84,7 @@ def test_mcporter_uses_the_gateway(transport: str, gateway: Listening, tmp_path:
         given = ["--args", json.dumps(arguments), "--output", "json"]
         return mcporter("call", f"toolgate.{tool}", *given, refused=refused)
 
-    assert sorted(tool["name"] for tool in mcporter("list", "toolgate", "--json")["tools"]) == BUILTINS
+    assert sorted(tool["name"] for tool in mcporter("list", "toolgate", "--json")["tools"]) == OFFERED
     assert call("write_file", path=path, content=CONTENT)["created"]
     assert call("read_file", path=path)["content"] == CONTENT
     uri = f"workspace://default/{path}"
@@ -117,7 +117,7 @@ def _travel(script: str, venv: str, target: dict[str, Any], path: str, home: Pat
 
 def _check(seen: dict[str, Any], asks: bool) -> None:
     """Every tool was listed; the file was read back; it was deleted if the library asks its user, else kept."""
-    assert sorted(seen["tools"]) == BUILTINS
+    assert sorted(seen["tools"]) == OFFERED
     assert "created" in seen["written"].lower()
     assert CONTENT.strip() in seen["read"]
     assert seen["resource"] == CONTENT

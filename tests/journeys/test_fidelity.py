@@ -47,11 +47,11 @@ class Seen:
         self.asked: list[dict[str, Any]] = []
         self.logs: list[tuple[str, str | None, Any]] = []
         self.changed = anyio.Event()
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
     @property
     def updates(self) -> list[str]:
-        return [said for said in self.heard if said.startswith("notifications/resources/updated")]
+        return [each for each in self.received if each.startswith("notifications/resources/updated")]
 
     async def elicit(self, context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
         self.questions.append(params.message)
@@ -62,8 +62,8 @@ class Seen:
         self.asked.append(params.model_dump(by_alias=True, mode="json", exclude_none=True))
         [message] = params.messages
         assert isinstance(message.content, types.TextContent)
-        said = types.TextContent(text=f"{message.content.text} {params.max_tokens}")
-        return types.CreateMessageResult(role="assistant", content=said, model="m")
+        answer = types.TextContent(text=f"{message.content.text} {params.max_tokens}")
+        return types.CreateMessageResult(role="assistant", content=answer, model="m")
 
     async def roots(self, context: Any) -> types.ListRootsResult:
         return types.ListRootsResult(roots=[types.Root(uri=cast(Any, "file:///here"), name="here")])
@@ -73,9 +73,9 @@ class Seen:
 
     async def hear(self, message: Any) -> None:
         if isinstance(message, types.ResourceUpdatedNotification):
-            self.heard.append(f"{message.method} {message.params.uri}")
+            self.received.append(f"{message.method} {message.params.uri}")
         elif isinstance(message, ListChanged):
-            self.heard.append(message.method)
+            self.received.append(message.method)
         self.changed.set()
 
     async def until(self, true: Callable[[], Awaitable[bool]]) -> None:
@@ -383,8 +383,8 @@ async def test_a_server_asks_for_a_sample_and_for_roots_before_it_gives_a_prompt
     for method in ("sampling/createMessage", "roots/list"):
         prompt = await client.get_prompt(f"{upstream}__ask", {"method": method})
         read = await client.read_resource(f"{uri}?{urlencode({'method': method})}")
-        for said in (_prompt_text(prompt), _resource_text(read)):
-            [answer] = json.loads(said)
+        for answered in (_prompt_text(prompt), _resource_text(read)):
+            [answer] = json.loads(answered)
             if method == "roots/list":
                 assert answer["roots"] == [{"uri": "file:///here", "name": "here"}]
             else:
@@ -419,13 +419,32 @@ async def test_a_changed_list_of_prompts_or_resources_is_announced(
         new = json.loads(text(await client.call_tool(f"{upstream}__grow", {"what": what})))
 
         async def is_told_and_listed() -> bool:
-            if f"notifications/{what}/list_changed" not in seen.heard:
+            if f"notifications/{what}/list_changed" not in seen.received:
                 return False
             if what == "prompts":
                 return f"{upstream}__{new}" in {prompt.name for prompt in (await client.list_prompts()).prompts}
             return any(_is_at(each, upstream, new) for each in (await client.list_resources()).resources)
 
         await seen.until(is_told_and_listed)
+
+
+@pytest.mark.parametrize("what", ["tools", "prompts"])
+async def test_announced_change_of_a_list_is_passed_on_also_where_the_list_is_as_it_was(
+    connected: tuple[Client, Seen], upstream: str, what: str
+) -> None:
+    client, seen = connected
+    async with AsyncExitStack() as stack:
+        if client.protocol_version == MODERN:
+            wanted = client.listen(tools_list_changed=what == "tools", prompts_list_changed=what == "prompts")
+            await stack.enter_async_context(wanted)
+        await client.call_tool(f"{upstream}__plain", {})  # connected and listed, so that nothing else is announced
+        seen.forget()
+        await client.call_tool(f"{upstream}__grow", {"what": what, "back": True})
+
+        async def is_announced() -> bool:
+            return f"notifications/{what}/list_changed" in seen.received
+
+        await seen.until(is_announced)
 
 
 async def test_changed_upstream_resource_is_notified_while_subscribed(
@@ -435,7 +454,7 @@ async def test_changed_upstream_resource_is_notified_while_subscribed(
     uri = await _address(client, upstream, "plain")
 
     async def touched() -> bool:
-        return f"notifications/resources/updated {uri}" in seen.heard
+        return f"notifications/resources/updated {uri}" in seen.received
 
     async with AsyncExitStack() as stack:
         if client.protocol_version == MODERN:
@@ -450,8 +469,8 @@ async def test_changed_upstream_resource_is_notified_while_subscribed(
         await client.unsubscribe_resource(uri)
 
     def followed() -> int:
-        said = labs.notes(notes)
-        return said.count("resources/subscribe lab://plain") - said.count("resources/unsubscribe lab://plain")
+        recorded = labs.notes(notes)
+        return recorded.count("resources/subscribe lab://plain") - recorded.count("resources/unsubscribe lab://plain")
 
     await async_eventually(lambda: followed() == 0)
     seen.forget()
@@ -496,8 +515,8 @@ async def test_sdk_adapter_keeps_unknown_keys_of_an_upstream_result(tmp_path: Pa
 
         async def answer(message: dict[str, Any]) -> dict[str, Any]:
             await to_server.send(SessionMessage(types.jsonrpc_message_adapter.validate_python(message)))
-            told = (await from_server.receive()).message if "id" in message else None
-            return told.model_dump(by_alias=True, exclude_unset=True) if told is not None else {}
+            response = (await from_server.receive()).message if "id" in message else None
+            return response.model_dump(by_alias=True, exclude_unset=True) if response is not None else {}
 
         if era == HANDSHAKE:
             early = await answer(request(era, 0, "tools/list"))
@@ -523,20 +542,20 @@ async def test_upstream_gets_capabilities_and_log_level_of_the_client(gateway: L
             "extensions": {"io.modelcontextprotocol/ui": {"mimeTypes": []}, "io.modelcontextprotocol/tasks": {}},
         },
     }
-    told = post(gateway.url, _call(MODERN, f"{upstream}__echo", {"a": 1}, meta)).message
-    params = told["result"]["structuredContent"]["params"]
+    response = post(gateway.url, _call(MODERN, f"{upstream}__echo", {"a": 1}, meta)).message
+    params = response["result"]["structuredContent"]["params"]
     assert (params["name"], params["arguments"]) == ("echo", {"a": 1})
-    said = params["_meta"]
-    assert said["traceparent"] == meta["traceparent"]
-    assert "dev.toolgate/chat" not in said
+    sent_meta = params["_meta"]
+    assert sent_meta["traceparent"] == meta["traceparent"]
+    assert "dev.toolgate/chat" not in sent_meta
     if "modern" in upstream:
-        assert said["io.modelcontextprotocol/clientInfo"]["name"] == "toolgate"
-        assert said["io.modelcontextprotocol/clientCapabilities"] == {
+        assert sent_meta["io.modelcontextprotocol/clientInfo"]["name"] == "toolgate"
+        assert sent_meta["io.modelcontextprotocol/clientCapabilities"] == {
             "elicitation": {"form": {}},
             "extensions": {"io.modelcontextprotocol/ui": {"mimeTypes": []}},
         }
     else:
-        assert said == {"traceparent": meta["traceparent"]}
+        assert sent_meta == {"traceparent": meta["traceparent"]}
 
 
 @pytest.mark.promise("H9")
@@ -552,6 +571,12 @@ async def test_result_of_an_unknown_kind_is_an_error_of_the_upstream(
             kind = result.get("resultType", "task")
             assert answer.is_error and f"UPSTREAM_ERROR: {upstream}:recite answered with" in text(answer)
             assert f"the type {kind!r}" in text(answer)
+        for result in ({"taskId": "7", "status": "working"}, {"toolResult": {"x": 1}}, {"partialResult": True}, {}):
+            answer = await client.call_tool(f"{upstream}__recite", {"result": result})
+            assert answer.is_error and "answered with no result of a tool" in text(answer)
+            assert (", ".join(map(repr, sorted(result))) or "no field") in text(answer)
+        answer = await client.call_tool(f"{upstream}__recite", {"result": {"structuredContent": {"x": 1}}})
+        assert not answer.is_error and answer.structured_content == {"x": 1}
 
 
 @pytest.mark.parametrize("parked", ["stdio-handshake", "http-handshake"])
@@ -626,8 +651,8 @@ async def test_a_parked_prompt_or_resource_is_given_once_and_to_its_own_caller_o
         assert "INVALID_STATE" in answer(other)["error"]["message"]
     got = answer(wanted(retry))["result"]
     assert got["resultType"] == "complete"
-    said = got["messages"][0]["content"]["text"] if kind == "prompt" else got["contents"][0]["text"]
-    assert json.loads(said) == [{"action": "accept", "content": {"answer": "yes"}}]
+    answered = got["messages"][0]["content"]["text"] if kind == "prompt" else got["contents"][0]["text"]
+    assert json.loads(answered) == [{"action": "accept", "content": {"answer": "yes"}}]
     assert "INVALID_STATE" in answer(wanted(retry))["error"]["message"]
 
 

@@ -11,11 +11,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import product
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
 import pytest
+from amounts import NIGHTLY
 from mcp import Client
 from sources.toolset.writing import require_sandbox, write_toolset
 
@@ -105,6 +108,31 @@ async def test_call_with_progress_outlives_its_timeout(gateway: Listening, era: 
         error = await refusal(client, f"{owner}__nap", {})
         assert error["message"].endswith("took longer than 4 s without a progress report; raise limits.timeout")
         assert error["details"]["setting"] == "limits.timeout"
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="takes ten minutes, at night")
+@pytest.mark.timeout(1800)
+async def test_call_of_ten_minutes_is_answered_under_the_default_limits(tmp_path: Path) -> None:
+    with labs.on_http("handshake") as handshake:
+        servers = {"modern": labs.on_stdio("modern"), "handshake": {"url": handshake}}
+        file = tmp_path / "toolgate.yaml"
+        file.write_text(json.dumps({"mcpServers": servers, "approval": {"mode": "never"}}))
+
+        async def call(url: str, era: str, owner: str) -> None:
+            reports: list[float] = []
+
+            async def count(progress: float, total: float | None, message: str | None) -> None:
+                reports.append(progress)
+
+            async with over_http(url, era, patience=1500) as client:
+                arguments = {"steps": 120, "pause": 5}
+                result = await client.call_tool(f"{owner}__count", arguments, progress_callback=count)
+            assert (text(result), reports) == ('"counted"', [*range(1, 121)])
+
+        with on_http(tmp_path, "--config", str(file)) as running:
+            async with anyio.create_task_group() as calls:
+                for era, owner in product(ERAS, servers):
+                    calls.start_soon(call, running.url, era, owner)
 
 
 @pytest.mark.parametrize("era", ERAS)

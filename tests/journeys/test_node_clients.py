@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from gateway.sources.builtin.source import BUILTINS
+
 from .processes import Listening, environment, serve_command
 from .wire import HANDSHAKE, MODERN
 
@@ -22,21 +24,7 @@ MINUTE = 60.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.promise("G3")]
 
-BUILTINS = [
-    "apply_patch",
-    "delete_file",
-    "edit_file",
-    "find_files",
-    "list_directory",
-    "move_file",
-    "read_file",
-    "search_code",
-    "workspace_branch",
-    "workspace_diff",
-    "workspace_history",
-    "workspace_restore",
-    "write_file",
-]
+OFFERED = sorted({**BUILTINS["files"], **BUILTINS["versions"]})
 
 
 @dataclass(frozen=True)
@@ -89,7 +77,7 @@ def test_a_typescript_client_lists_and_calls_the_tools(script: str, era: str, ro
     seen = _run(road.home, _node(), NODE / script, json.dumps({"era": era, **road.target}))
 
     assert seen["server"]["name"] == "toolgate"
-    assert sorted(tool["name"] for tool in seen["tools"]) == BUILTINS
+    assert sorted(tool["name"] for tool in seen["tools"]) == OFFERED
     assert all(tool["inputSchema"] and tool["outputSchema"] and tool["annotations"] for tool in seen["tools"])
     assert seen["written"]["structuredContent"] == {"path": "notes.txt", "size": 10, "created": True}
     assert seen["read"]["structuredContent"]["content"] == "from node\n"
@@ -107,7 +95,7 @@ def test_a_typescript_client_lists_and_calls_the_tools(script: str, era: str, ro
 def test_the_inspector_lists_and_calls_the_tools(era: str, road: Road) -> None:
     # --strict makes the Inspector itself object to a schema that some client would not take.
     listed = _inspect(road, era, "--method", "tools/list", "--strict")
-    assert sorted(tool["name"] for tool in listed["tools"]) == BUILTINS
+    assert sorted(tool["name"] for tool in listed["tools"]) == OFFERED
 
     written = _inspect(road, era, *_calling("write_file", {"path": "notes.txt", "content": "from node\n"}))
     assert written["structuredContent"] == {"path": "notes.txt", "size": 10, "created": True}

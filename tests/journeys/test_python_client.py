@@ -11,15 +11,18 @@ import pytest
 from mcp import Client
 from mcp_types import EmptyResult
 
+from gateway.sources.builtin.source import load
+from gateway.tools import Permission
+
 from .clients import CALL_ID, call, every_tool, over_http, over_stdio, refusal, text, value
 from .processes import Listening, on_http
 from .wire import ERAS, HANDSHAKE, MODERN
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
-READING = {"list_directory", "read_file", "find_files", "search_code", "workspace_history", "workspace_diff"}
-WRITING = {"write_file", "edit_file", "apply_patch", "move_file", "delete_file"}
-WRITING |= {"workspace_restore", "workspace_branch"}
+OFFERED = [builtin.tool for kind in ("files", "versions") for builtin in load(kind)]
+READING = {tool.id for tool in OFFERED if tool.permission is Permission.READ_ONLY}
+WRITING = {tool.id for tool in OFFERED if tool.permission is Permission.READ_WRITE}
 # Arguments and returns every client may count on; a tool may take and give more.
 SEED = {
     "list_directory": ({"path", "recursive", "includeHidden"}, {"entries"}),

@@ -50,6 +50,7 @@ tools:
   - {tool: fetch, args: {page: price}, save_as: price}
   - {tool: fetch, args: {page: nap}, when: "args.hang == 'http'"}
   - {tool: write_file, args: {path: out.txt, content: "$steps.loud: $steps.price.sum"}, save_as: written}
+  - {tool: run_code, args: {language: python, code: "import time; time.sleep(120)"}, when: "args.hang == 'builtin'"}
   - {tool: "lab:nap", args: {name: upstream}, when: "args.hang == 'upstream'"}
   - {tool: "lab:echo", args: {text: $steps.loud}, save_as: echoed}
   - {tool: read_file, args: {path: out.txt}, save_as: read}
@@ -69,8 +70,14 @@ def shout(words: str, hang: str | None = None) -> str:
     return words.upper()
 '''
 # The step at which each takes long, and the number of steps that have ended by then.
-HANGS = {"python": "report:shout", "http": "report:fetch", "person": "write_file", "upstream": "lab:nap"}
-DONE = {"python": 1, "http": 3, "person": 3, "upstream": 4}
+HANGS = {
+    "python": "report:shout",
+    "http": "report:fetch",
+    "person": "write_file",
+    "upstream": "lab:nap",
+    "builtin": "run_code",  # tried at night
+}
+DONE = {"python": 1, "http": 3, "person": 3, "upstream": 4, "builtin": 4}
 CHAT = "steps"
 
 
@@ -99,6 +106,7 @@ async def started(tmp_path: Path) -> AsyncIterator[tuple[Listening, Site]]:
         write_toolset(tmp_path / "report", MANIFEST.replace("PORT", str(site.port)), work=CODE)
         settings = {
             "toolsets": [str(tmp_path / "report")],
+            "categories": {"development": {"enabled": True, "permission": "execute"}},
             "mcpServers": {"lab": labs.on_stdio("modern", LAB_FILE=str(tmp_path / "lab.txt"))},
             "http": {"allowed_hosts": [f"127.0.0.1:{site.port}"], "allow_private": True},
         }
@@ -159,7 +167,8 @@ async def test_steps_of_every_kind_run_with_a_question_in_the_middle(era: str, t
 async def is_held(data: Path, person: Person, kind: str) -> bool:
     """True once the call is at the step that takes long: recorded as running, or asked about."""
     if kind == "person":
-        return bool(person.questions)
+        wholes, _ = await steps_of_last_call(data)
+        return bool(person.questions) and [whole.status for whole in wholes][-1:] in (["running"], ["pending"])
     if kind == "upstream" and "nap upstream" not in (data.parent / "lab.txt").read_text():
         return False  # it may still be starting
     found = [record.status for record in await records(data) if record.tool_id == HANGS[kind]]
@@ -187,13 +196,16 @@ def expected(kind: str, code: str) -> list[tuple[str, str, str | None]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("era", ERAS)
 async def test_cancelled_call_stops_the_step_that_runs(era: str, tmp_path: Path) -> None:
-    person, data = Person(), tmp_path / "data"
+    person, data = Holding(), tmp_path / "data"
     async with started(tmp_path) as (gateway, _), connected(gateway, era, person) as client:
-        for kind in ("python", "http", "upstream"):
+        # A modern client is asked between two calls: there is none to cancel while the person thinks.
+        kinds = ["python", "http", "upstream", *(["builtin"] if NIGHTLY else [])]
+        for kind in (*kinds, *(["person"] if era != ERAS[0] else [])):
+            person.hold, person.questions[:] = kind == "person", []
             person.replies[:] = [choose("approve once")]
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(call, client, "report__make", {"words": kind, "hang": kind}, CHAT)
-                await async_eventually(partial(is_held, data, person, kind))
+                await async_eventually(partial(is_held, data, person, kind), PATIENCE)
                 tasks.cancel_scope.cancel()
             found = await async_eventually(lambda: ended(data))
             assert found == expected(kind, "CANCELLED"), kind
@@ -202,7 +214,7 @@ async def test_cancelled_call_stops_the_step_that_runs(era: str, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "era"), [*product(HANGS, ERAS)] if NIGHTLY else [*zip(HANGS, [*ERAS, *ERAS], strict=True)]
+    ("kind", "era"), [*product(HANGS, ERAS)] if NIGHTLY else [*zip(HANGS, [*ERAS, *ERAS], strict=False)]
 )
 async def test_killed_gateway_leaves_the_steps_that_ended_and_no_others(era: str, kind: str, tmp_path: Path) -> None:
     person, data = Holding(), tmp_path / "data"
@@ -213,7 +225,7 @@ async def test_killed_gateway_leaves_the_steps_that_ended_and_no_others(era: str
                 async with connected(gateway, era, person) as client, anyio.create_task_group() as tasks:
                     person.replies[:] = [choose("approve once")]
                     tasks.start_soon(call, client, "report__make", {"words": kind, "hang": kind}, CHAT)
-                    await async_eventually(lambda: is_held(data, person, kind))
+                    await async_eventually(lambda: is_held(data, person, kind), PATIENCE)
                     gateway.signal(signal.SIGKILL)
                     gateway.wait()
                     scope.cancel()

@@ -88,11 +88,11 @@ def of_the_readme() -> list[str]:
 
 @pytest.mark.promise("T9", "T5")
 async def test_toolset_from_installation_to_a_rendered_page(tmp_path: Path, transport: str, era: str) -> None:
-    heard = []
+    notifications = []
 
     async def hear(message: Any) -> None:
         if isinstance(message, types.ToolListChangedNotification):
-            heard.append(message)
+            notifications.append(message)
 
     async def offers(*names: str) -> bool:
         return set(names) <= {tool.name for tool in await every_tool(client)}
@@ -105,8 +105,8 @@ async def test_toolset_from_installation_to_a_rendered_page(tmp_path: Path, tran
         ran = await call(client, "app-builder__run_command", {"command": "python3 a.py"})
         assert ran.structured_content == {"command": "python3 a.py", "output": "42\n", "exit_code": 0}
 
-        said = await call(client, "lab__say", {"text": "</script><b>"})
-        [link] = [block for block in said.content if isinstance(block, types.ResourceLink)]
+        result = await call(client, "lab__say", {"text": "</script><b>"})
+        [link] = [block for block in result.content if isinstance(block, types.ResourceLink)]
         plan = json.loads(await read(client, link.uri))
         assert plan["renderer"] == "html"
         assert plan["config"] == {"artifact": "artifacts/page.html", "data": {"said": "</script><b>"}}
@@ -116,9 +116,9 @@ async def test_toolset_from_installation_to_a_rendered_page(tmp_path: Path, tran
         assert "</script><b>" not in page
 
         async with listening(client, era):
-            before = len(heard)
+            before = len(notifications)
             edit(tmp_path / "lab", "shout")
-            await async_eventually(lambda: len(heard) > before)
+            await async_eventually(lambda: len(notifications) > before)
         await async_eventually(lambda: offers("lab__shout"))
         assert not await offers("lab__say")
         assert not (await call(client, "lab__shout", {"text": "x"})).is_error

@@ -17,7 +17,7 @@ from gateway.mcp_client import ClientIdentity, StdioEndpoint
 SERVERS = Path(__file__).parent / "servers"
 MODERN = "2026-07-28"
 HANDSHAKE = "2025-11-25"
-FACE = ClientIdentity("links", "1", {"elicitation": {}, "sampling": {}, "roots": {}})
+CLIENT_IDENTITY = ClientIdentity("links", "1", {"elicitation": {}, "sampling": {}, "roots": {}})
 
 
 def server(name: str, *arguments: str, **env: str) -> StdioEndpoint:

@@ -31,7 +31,9 @@ class Request:
         self.writer.write(data)
 
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        fields = {"content-length": str(len(body)), **{name.replace("_", "-"): text for name, text in headers.items()}}
+        fields = {name.replace("_", "-"): text for name, text in headers.items()}
+        if "transfer-encoding" not in fields:
+            fields["content-length"] = str(len(body))
         lines = "".join(f"{name}: {text}\r\n" for name, text in fields.items())
         self.send(f"HTTP/1.1 {status} Some Reason\r\n{lines}\r\n".encode() + body)
 

@@ -29,7 +29,7 @@ from gateway.mcp_client.http_pool import HttpPool
 from gateway.mcp_client.streamable_http import StatelessTransport
 from gateway.protocol.jsonrpc import RpcError
 
-from .conftest import FACE, HANDSHAKE, MODERN, HttpServer
+from .conftest import CLIENT_IDENTITY, HANDSHAKE, MODERN, HttpServer
 from .scripted import Request, handshake, modern, scripted
 
 pytestmark = pytest.mark.anyio
@@ -68,7 +68,7 @@ async def test_requests_share_a_connection_and_say_what_they_are() -> None:
 
     async with scripted(modern(answer)) as (script, url):
         headers = {"Authorization": "Bearer x", "Content-Type": "text/plain", "X-Own": "1"}
-        client = await open_client(HttpEndpoint(url + "?key=1", headers=headers), identity=FACE)
+        client = await open_client(HttpEndpoint(url + "?key=1", headers=headers), identity=CLIENT_IDENTITY)
         for _ in range(5):
             assert await call(client, "naïve") == {"ok": True}
         await client.close()
@@ -103,7 +103,7 @@ async def test_a_reply_may_come_in_any_pieces(cut: int) -> None:
         request.writer.close()
 
     async with scripted(modern(answer)) as (_, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         assert await call(client, "plain") == {"ok": True}
         assert await call(client, "stream") == {"ok": True}
         await client.close()
@@ -114,7 +114,7 @@ async def test_a_connection_closed_while_it_rested_is_not_used() -> None:
         request.result({})
 
     async with scripted(modern(answer)) as (script, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         for _ in range(3):
             script.drop()
             await async_eventually(lambda: not pool_of(client)._open)
@@ -135,7 +135,7 @@ async def test_connections_of_many_calls_at_once_are_kept_for_the_next() -> None
             waiting.clear()
 
     async with scripted(modern(answer)) as (script, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         for _ in range(3):
             await asyncio.gather(*(call(client) for _ in range(number)))
         assert script.connections == number
@@ -159,18 +159,18 @@ async def test_only_what_may_be_repeated_is_sent_again_when_a_kept_connection_br
             request.result({"served": request.connection})
 
     async with scripted(modern(first_fails)) as (script, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         assert await client.request("tools/list") == {"served": 2}
         await client.close()
     async with scripted(modern(first_fails)) as (script, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         with pytest.raises(ConnectionLost, match="broke off"):
             await call(client)
         assert [request.body["method"] for request in script.requests] == ["server/discover", "tools/call"]
         assert (client.lost, await call(client)) == (None, {"served": 2})
         await client.close()
     async with scripted(modern(answer)) as (script, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         with pytest.raises(ConnectionLost):  # a new connection that breaks is no stale one
             await client.request("tools/list")
         assert len(script.requests) == 3
@@ -179,7 +179,7 @@ async def test_only_what_may_be_repeated_is_sent_again_when_a_kept_connection_br
 
 @pytest.mark.slow
 async def test_a_server_that_is_away_costs_only_the_requests_of_that_time(own_http_server: HttpServer) -> None:
-    client = await open_client(HttpEndpoint(f"{own_http_server.url}/mcp"), identity=FACE)
+    client = await open_client(HttpEndpoint(f"{own_http_server.url}/mcp"), identity=CLIENT_IDENTITY)
     assert client.modern
     nap = await napping(client)
     own_http_server.kill()
@@ -194,7 +194,7 @@ async def test_a_server_that_is_away_costs_only_the_requests_of_that_time(own_ht
 
 @pytest.mark.slow
 async def test_a_handshake_session_that_is_forgotten_ends_the_link(own_http_server: HttpServer) -> None:
-    client = await open_client(HttpEndpoint(f"{own_http_server.url}/mcp"), identity=FACE, version=HANDSHAKE)
+    client = await open_client(HttpEndpoint(f"{own_http_server.url}/mcp"), identity=CLIENT_IDENTITY, version=HANDSHAKE)
     own_http_server.kill()
     with pytest.raises((Unreachable, ConnectionLost)):
         await call(client, "echo")
@@ -209,7 +209,7 @@ async def test_a_handshake_session_that_is_forgotten_ends_the_link(own_http_serv
 
 @pytest.mark.slow
 async def test_the_end_of_the_old_stream_ends_the_link(own_http_server: HttpServer) -> None:
-    client = await open_client(HttpEndpoint(f"{own_http_server.url}/sse"), identity=FACE)
+    client = await open_client(HttpEndpoint(f"{own_http_server.url}/sse"), identity=CLIENT_IDENTITY)
     assert (client.protocol_version, client.modern) == (HANDSHAKE, False)
     nap = await napping(client)
     own_http_server.kill()
@@ -230,7 +230,7 @@ async def test_a_broken_stream_fails_its_request_only() -> None:
             request.result({"ok": 1})
 
     async with scripted(modern(answer)) as (_, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         other = asyncio.ensure_future(call(client, "other"))
         with pytest.raises(ConnectionLost):
             await call(client)
@@ -251,7 +251,7 @@ async def test_a_broken_stream_is_resumed_where_it_ended() -> None:
             request.end()
 
     async with scripted(handshake(answer)) as (script, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE, version=HANDSHAKE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY, version=HANDSHAKE)
         assert client.protocol_version == "2025-06-18"
         assert await call(client) == {"after": "e-7"}
         await client.close()
@@ -272,7 +272,7 @@ async def test_stream_that_the_server_ends_again_and_again_is_resumed_each_time(
         request.end()
 
     async with scripted(handshake(answer)) as (_, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE, version=HANDSHAKE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY, version=HANDSHAKE)
         assert await call(client) == {"step": 20}
         await client.close()
 
@@ -297,7 +297,7 @@ async def test_server_is_pinged_during_a_silent_request_whatever_it_answers(
             await handshake(answer)(request)
 
     async with scripted(serve) as (script, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE, version=HANDSHAKE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY, version=HANDSHAKE)
         assert await call(client) == {"ok": 1}
         await async_eventually(lambda: client._ping_timer is None)
         assert client.lost is None
@@ -323,7 +323,7 @@ async def test_a_session_that_is_over_ends_the_link_however_it_is_said(status: i
             request.answer(status, body, content_type="application/json")
 
     async with scripted(handshake(answer)) as (script, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         with pytest.raises(RpcError, match="Method not found"):
             await call(client, "unknown")
         with pytest.raises(ConnectionLost, match="has ended our session"):
@@ -352,16 +352,16 @@ async def test_a_subscription_tells_how_it_ended() -> None:
             request.end()
 
     async with scripted(modern(answer)) as (_, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
-        heard: list[str] = []
-        client.on_notification = lambda method, params: heard.append(method)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
+        received: list[str] = []
+        client.on_notification = lambda method, params: received.append(method)
         lost = await client.listen({"lost": True})
         assert isinstance(await lost.wait(), ConnectionLost)
         assert await (await client.listen({"ended": True})).wait() is None
         stays = await client.listen({"stays": True})
         await client.close()
         assert str(await stays.wait()).endswith("was closed")
-        assert heard == ["notifications/tools/list_changed"] * 3
+        assert received == ["notifications/tools/list_changed"] * 3
 
 
 async def test_a_modern_server_that_asks_as_in_the_old_days_is_not_answered() -> None:
@@ -378,24 +378,24 @@ async def test_a_modern_server_that_asks_as_in_the_old_days_is_not_answered() ->
         request.end()
 
     async with scripted(modern(answer)) as (_, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         assert (await call(client, on_request=ask), asked) == ({}, [])
         await client.close()
 
 
 async def test_the_old_transport_is_found_where_it_is_the_only_one(http_server: HttpServer) -> None:
-    client = await open_client(HttpEndpoint(f"{http_server.url}/sse"), identity=FACE)
+    client = await open_client(HttpEndpoint(f"{http_server.url}/sse"), identity=CLIENT_IDENTITY)
     assert (client.protocol_version, (await call(client, "echo"))["isError"]) == (HANDSHAKE, False)
     await client.close()
     with pytest.raises(InvalidResponse, match="HTTP 405"):
-        await open_client(HttpEndpoint(f"{http_server.url}/sse", transport="streamable-http"), identity=FACE)
+        await open_client(HttpEndpoint(f"{http_server.url}/sse", transport="streamable-http"), identity=CLIENT_IDENTITY)
 
 
 async def test_tools_known_from_before_need_not_be_listed_again(http_server: HttpServer) -> None:
-    first = await open_client(HttpEndpoint(f"{http_server.url}/mcp"), identity=FACE)
+    first = await open_client(HttpEndpoint(f"{http_server.url}/mcp"), identity=CLIENT_IDENTITY)
     tools = (await first.request("tools/list"))["tools"]
     await first.close()
-    client = await open_client(HttpEndpoint(f"{http_server.url}/mcp"), identity=FACE, version=MODERN)
+    client = await open_client(HttpEndpoint(f"{http_server.url}/mcp"), identity=CLIENT_IDENTITY, version=MODERN)
     params = {"name": "place", "arguments": {"region": "eu"}}
     with pytest.raises(RpcError, match="header"):
         await client.request("tools/call", params)
@@ -411,7 +411,7 @@ async def test_to_cancel_a_modern_request_is_to_close_its_connection() -> None:
         begun.set()
 
     async with scripted(modern(answer)) as (script, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         waiting = asyncio.ensure_future(call(client))
         await begun.wait()
         waiting.cancel()
@@ -487,7 +487,7 @@ async def test_a_stream_that_has_answered_gives_its_connection_back_or_loses_it(
             request.end()
 
     async with scripted(modern(answer)) as (script, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         await call(client, "ends")
         await async_eventually(lambda: pool_of(client)._idle)
         monkeypatch.setattr(http_connection, "STREAM_END_SECONDS", 0.1)
@@ -513,7 +513,7 @@ async def test_redirects_stay_on_the_origin_and_keep_the_method() -> None:
                 request.answer(int(status), location=location)
 
     async with scripted(answer) as (_, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         assert await call(client, "308 /there") == {"path": "/there"}
         for tool in ("302 /there", "307 http://127.0.0.1:9/there", "307 https://localhost/there"):
             with pytest.raises(InvalidResponse, match=r"redirects to .*not followed"):
@@ -547,7 +547,7 @@ async def test_what_is_no_answer_is_refused_and_named() -> None:
                 request.result({"ok": True})
 
     async with scripted(modern(answer)) as (_, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         for tool, kind, words in (
             ("html", InvalidResponse, "HTTP 500"),
             ("accepted", InvalidResponse, "HTTP 202"),
@@ -581,7 +581,7 @@ async def test_a_body_or_event_over_the_limit_is_not_kept(monkeypatch: pytest.Mo
         await request.writer.drain()
 
     async with scripted(modern(answer)) as (_, url):
-        client = await open_client(HttpEndpoint(url), identity=FACE)
+        client = await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         for tool in ("body", "event"):
             with pytest.raises(ConnectionLost, match="more than 100000 bytes"):
                 await call(client, tool)
@@ -594,7 +594,7 @@ async def test_credentials_that_are_missing_are_no_sign_of_another_era() -> None
 
     async with scripted(answer) as (script, url):
         with pytest.raises(Unauthorized, match="check the credentials") as refused:
-            await open_client(HttpEndpoint(url), identity=FACE)
+            await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
         assert (refused.value.challenge, len(script.requests)) == ("Bearer", 1)
 
 
@@ -608,18 +608,18 @@ async def test_the_old_transports_endpoint_may_not_lead_elsewhere() -> None:
 
     async with scripted(answer) as (_, url):
         with pytest.raises(Unavailable):
-            await open_client(HttpEndpoint(url), identity=FACE)
+            await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
 
 
 async def test_a_url_or_header_that_cannot_be_is_refused_before_anything_is_sent() -> None:
     for url in ("ftp://x/", "http://", "http://user:pass@x/", "http://x:99999/", "mcp"):
         with pytest.raises(Invalid):
-            await open_client(HttpEndpoint(url), identity=FACE)
+            await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
     for headers in ({"a": "b\r\nx: y"}, {"a b": "c"}, {"": "c"}):
         with pytest.raises(Invalid, match="not a header"):
-            await open_client(HttpEndpoint("http://localhost:9/", headers=headers), identity=FACE)
+            await open_client(HttpEndpoint("http://localhost:9/", headers=headers), identity=CLIENT_IDENTITY)
     with pytest.raises(Unreachable, match="cannot be reached"):
-        await open_client(HttpEndpoint("http://localhost:9/"), identity=FACE)
+        await open_client(HttpEndpoint("http://localhost:9/"), identity=CLIENT_IDENTITY)
 
 
 async def test_https_is_spoken_to_servers_we_trust_only() -> None:
@@ -632,17 +632,30 @@ async def test_https_is_spoken_to_servers_we_trust_only() -> None:
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     async with scripted(modern(answer), serving) as (script, url):
-        client = await open_client(HttpEndpoint(url, tls=trusting), identity=FACE)
+        client = await open_client(HttpEndpoint(url, tls=trusting), identity=CLIENT_IDENTITY)
         for _ in range(3):
             assert await call(client) == {"ok": True}
         assert script.connections == 1
         await client.close()
-        with pytest.raises(Unreachable, match="certificate that is not trusted"):
-            await open_client(HttpEndpoint(url), identity=FACE)
+        with pytest.raises(Unreachable, match=r"certificate that is not trusted: .*; to trust it, set SSL_CERT_FILE"):
+            await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
+
+
+async def test_https_to_a_server_without_tls_says_to_try_http() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as listening:
+        url = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}/mcp"
+        with pytest.raises(Unreachable, match="it does not speak TLS; try http:// instead"):
+            await open_client(HttpEndpoint(url), identity=CLIENT_IDENTITY)
 
 
 async def test_a_failing_asker_or_listener_breaks_nothing(http_server: HttpServer) -> None:
-    client = await open_client(HttpEndpoint(f"{http_server.url}/mcp"), identity=FACE, version=HANDSHAKE)
+    client = await open_client(HttpEndpoint(f"{http_server.url}/mcp"), identity=CLIENT_IDENTITY, version=HANDSHAKE)
 
     async def ask(method: str, params: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError("secret detail")
@@ -661,11 +674,11 @@ async def test_a_failing_asker_or_listener_breaks_nothing(http_server: HttpServe
 @pytest.mark.parametrize(("path", "era"), [("/mcp", MODERN), ("/mcp", HANDSHAKE), ("/sse", HANDSHAKE)])
 async def test_two_hundred_links_leave_no_descriptor_or_task(http_server: HttpServer, path: str, era: str) -> None:
     endpoint = HttpEndpoint(http_server.url + path, transport="sse" if path == "/sse" else "auto")
-    await (await open_client(endpoint, identity=FACE, version=era)).close()
+    await (await open_client(endpoint, identity=CLIENT_IDENTITY, version=era)).close()
     await asyncio.sleep(0.05)
     descriptors, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
     for number in range(200):
-        client = await open_client(endpoint, identity=FACE, version=era)
+        client = await open_client(endpoint, identity=CLIENT_IDENTITY, version=era)
         if number % 20 == 0:
             nap = await napping(client)
             await client.close()

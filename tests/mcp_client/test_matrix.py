@@ -16,7 +16,7 @@ from gateway.mcp_client import Endpoint, HttpEndpoint, McpClient, open_client
 from gateway.mcp_client.streamable_http import SessionTransport
 from gateway.protocol.jsonrpc import RpcError
 
-from .conftest import FACE, HANDSHAKE, MODERN, HttpServer, server
+from .conftest import CLIENT_IDENTITY, HANDSHAKE, MODERN, HttpServer, server
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ async def client(request: pytest.FixtureRequest, http_server: HttpServer) -> Asy
         "http": HttpEndpoint(f"{http_server.url}/mcp"),
         "sse": HttpEndpoint(f"{http_server.url}/sse", transport="sse"),
     }
-    opened = await open_client(endpoints[transport], identity=FACE, version=era)
+    opened = await open_client(endpoints[transport], identity=CLIENT_IDENTITY, version=era)
     yield opened
     await opened.close()
 
@@ -256,8 +256,8 @@ async def test_a_refusing_asker_is_heard_and_the_call_goes_on(client: McpClient)
 
 
 async def test_changes_are_heard(client: McpClient) -> None:
-    heard: asyncio.Queue[str] = asyncio.Queue()
-    client.on_notification = lambda method, params: heard.put_nowait(method)
+    received: asyncio.Queue[str] = asyncio.Queue()
+    client.on_notification = lambda method, params: received.put_nowait(method)
     if client.modern:
         wanted = {"toolsListChanged": True, "resourceSubscriptions": ["file:///x"]}
         listening = await client.listen(wanted)
@@ -266,7 +266,7 @@ async def test_changes_are_heard(client: McpClient) -> None:
     else:
         await client.request("resources/subscribe", {"uri": "file:///x"})
         await call(client, "change")
-    assert {await heard.get(), await heard.get()} == {
+    assert {await received.get(), await received.get()} == {
         "notifications/tools/list_changed",
         "notifications/resources/updated",
     }
@@ -282,18 +282,18 @@ async def test_questions_of_calls_that_run_at_once_are_never_mixed_up(client: Mc
     """Over streamable HTTP each goes to its own caller; where nothing says whose it is, to nobody."""
     if client.modern:
         pytest.skip("asked by results only")
-    heard: dict[str, list[tuple[str, Any]]] = {name: [] for name in "abc"}
+    received: dict[str, list[tuple[str, Any]]] = {name: [] for name in "abc"}
 
     async def one(name: str) -> Any:
         try:
-            return await call(client, "elicit", {"name": name}, on_request=answering(heard[name]))
+            return await call(client, "elicit", {"name": name}, on_request=answering(received[name]))
         except RpcError as fault:
             return str(fault)
 
     results = await asyncio.gather(*(one(name) for name in "abc"))
     if client.label.endswith("/mcp"):
         assert results == ["to a0", "to b0", "to c0"]
-    for name, asked in heard.items():
+    for name, asked in received.items():
         assert asked in ([], [("elicitation/create", f"{name}0")])
     if not client.label.endswith("/mcp"):
         assert any("the request does not identify its call" in str(result) for result in results)

@@ -19,7 +19,7 @@ from gateway.protocol.jsonrpc import RpcError
 from gateway.protocol.sse import Event, EventParser, EventTooLarge
 from gateway.tasks import REPORT_TEXT, REPORTS
 
-FACE = ClientIdentity("n", "1", {"roots": {}})
+CLIENT_IDENTITY = ClientIdentity("n", "1", {"roots": {}})
 
 
 @given(
@@ -69,9 +69,11 @@ def test_what_python_writes_is_read() -> None:
 
 def test_a_request_is_written_as_its_era_has_it() -> None:
     meta = {"trace": 1, "io.modelcontextprotocol/logLevel": "info", "progressToken": "theirs"}
-    old = RequestEncoder(FACE, "2025-06-18").request(7, "tools/call", {"name": "t"}, meta, {"sampling": {}}, True)
+    old = RequestEncoder(CLIENT_IDENTITY, "2025-06-18").request(
+        7, "tools/call", {"name": "t"}, meta, {"sampling": {}}, True
+    )
     assert old["params"] == {"name": "t", "_meta": {"trace": 1, "progressToken": 7}}
-    new = RequestEncoder(FACE, "2026-07-28").request(7, "tools/list", None, meta, None, False)
+    new = RequestEncoder(CLIENT_IDENTITY, "2026-07-28").request(7, "tools/list", None, meta, None, False)
     assert new["params"]["_meta"] == {
         "trace": 1,
         "io.modelcontextprotocol/logLevel": "info",
@@ -79,7 +81,7 @@ def test_a_request_is_written_as_its_era_has_it() -> None:
         "io.modelcontextprotocol/clientInfo": {"name": "n", "version": "1"},
         "io.modelcontextprotocol/clientCapabilities": {"roots": {}},
     }
-    assert RequestEncoder(FACE, "2025-06-18").request(7, "ping", None, None, None, False) == {
+    assert RequestEncoder(CLIENT_IDENTITY, "2025-06-18").request(7, "ping", None, None, None, False) == {
         "jsonrpc": "2.0",
         "id": 7,
         "method": "ping",

@@ -25,7 +25,7 @@ from gateway.sandbox import detect
 from gateway.sandbox.detect import Survey
 from gateway.sources.upstreams.spec import ADDED, Spec
 
-from .conftest import FACE, HANDSHAKE, SERVERS
+from .conftest import CLIENT_IDENTITY, HANDSHAKE, SERVERS
 from .test_stdio import children, impatient
 
 __all__ = ["impatient"]
@@ -55,7 +55,7 @@ def server(folder: Path, *paths: str, script: str = "reaching.py", habits: tuple
 
 
 async def opened(endpoint: StdioEndpoint) -> McpClient:
-    return await open_client(endpoint, identity=FACE, version=HANDSHAKE, timeout=TIMEOUT)
+    return await open_client(endpoint, identity=CLIENT_IDENTITY, version=HANDSHAKE, timeout=TIMEOUT)
 
 
 async def call(client: McpClient, tool: str, **arguments: Any) -> Any:
@@ -157,7 +157,7 @@ async def test_a_cancelled_start_leaves_no_sandboxed_server(
 ) -> None:
     before = children()
     endpoint = server(tmp_path, script="old.py", habits=("ignores",))
-    opening = asyncio.ensure_future(open_client(endpoint, identity=FACE))
+    opening = asyncio.ensure_future(open_client(endpoint, identity=CLIENT_IDENTITY))
     for delay in delays:
         await asyncio.sleep(delay)
     opening.cancel()
@@ -284,7 +284,7 @@ async def test_a_sandboxed_server_reaches_only_the_hosts_it_is_given(
     for host, allow_private, expected in (
         (f"127.0.0.1:{port}", True, "from a page"),
         (f"127.0.0.1:{port}", False, "public addresses"),
-        ("example.org", True, "add it to its sandbox.network"),
+        ("example.org", True, f"add 127.0.0.1:{port} to its sandbox.network"),
     ):
         client = await opened(server(tmp_path, network=(host,), allow_private=allow_private))
         assert expected in await call(client, "fetch", url=f"http://127.0.0.1:{port}/")

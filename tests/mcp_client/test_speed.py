@@ -13,7 +13,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from gateway.mcp_client import HttpEndpoint, open_client
 
-from .conftest import FACE, HANDSHAKE, MODERN, HttpServer, server
+from .conftest import CLIENT_IDENTITY, HANDSHAKE, MODERN, HttpServer, server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -39,7 +39,7 @@ async def test_a_call_costs_less_than_half_of_the_sdks_client(
     endpoint = child if transport == "stdio" else HttpEndpoint(f"{http_server.url}/mcp")
     parameters = StdioServerParameters(command=child.command, args=list(child.args))
     theirs = stdio_client(parameters) if transport == "stdio" else streamable_http_client(f"{http_server.url}/mcp")
-    client = await open_client(endpoint, identity=FACE, version=era)
+    client = await open_client(endpoint, identity=CLIENT_IDENTITY, version=era)
     async with Client(theirs, mode="auto" if era == MODERN else "legacy") as sdk_client:
         await sdk_client.list_tools()
 

@@ -75,6 +75,10 @@ def test_refusals_name_the_host_the_address_and_the_setting() -> None:
         policy.check_host("https", "b.test")
     assert refused.value.message == "b.test is not among the allowed hosts; add it to web.allowed_hosts to allow it"
     with pytest.raises(Forbidden) as refused:
+        policy.check_host("http", "b.test", 8080)
+    assert "; add b.test:8080 to web.allowed_hosts to allow it" in refused.value.message
+    NetworkPolicy(allowed_hosts=("b.test:8080",)).check_host("http", "b.test", 8080)
+    with pytest.raises(Forbidden) as refused:
         policy.check_address("https", "a.test", parse_address("10.0.0.7"))
     assert refused.value.code == "PRIVATE_ADDRESS"
     assert refused.value.details == {"host": "a.test", "address": "10.0.0.7"}

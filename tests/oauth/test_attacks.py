@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import pytest
 from eventually import TIMEOUT
-from mcp_client.conftest import FACE
+from mcp_client.conftest import CLIENT_IDENTITY
 
 from gateway.config import OAuthSettings, UpstreamSettings
 from gateway.errors import GatewayError
@@ -43,11 +43,11 @@ class Site:
     """Answers with what stands at each URL, and never on any network."""
 
     def __init__(self, **pages: Any) -> None:
-        self._pages = {name.replace("_", "-"): said for name, said in pages.items()}
+        self._pages = {name.replace("_", "-"): answer for name, answer in pages.items()}
 
     async def get(self, url: str) -> OAuthResponse:
-        said = next((said for name, said in self._pages.items() if f"/.well-known/{name}" in url), None)
-        return OAuthResponse(404, {}, "") if said is None else OAuthResponse(200, said, "")
+        answer = next((answer for name, answer in self._pages.items() if f"/.well-known/{name}" in url), None)
+        return OAuthResponse(404, {}, "") if answer is None else OAuthResponse(200, answer, "")
 
     def check(self, url: str) -> None:
         """All will do."""
@@ -61,16 +61,16 @@ def metadata(issuer: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"),
+    ("answer", "seconds"),
     [(10**400, None), (-5, None), (0, None), (1e308, None), ("soon", None), ([1], None), ("3600", 3600), (0.5, 0.5)],
     ids=["endless", "negative", "none", "huge", "words", "list", "text", "fraction"],
 )
 async def test_a_lifetime_nobody_can_mean_costs_no_token(
-    world: World, tmp_path: Path, said: Any, seconds: float | None
+    world: World, tmp_path: Path, answer: Any, seconds: float | None
 ) -> None:
     _, logins = await logged_in(world, tmp_path)
     aged(logins, seconds_left=-1)
-    world.now.grant = {"expires_in": said}
+    world.now.grant = {"expires_in": answer}
     line = await bearer(world, logins).refresh_header()
     kept = logins.find("lab")
     assert kept is not None
@@ -97,9 +97,9 @@ async def test_scopes_are_words_and_nothing_a_terminal_obeys(world: World, tmp_p
     login, _ = await logged_in(world, tmp_path)
     assert login.scope == "read write"
     assert world.now.asked[0]["scope"] == "read"
-    said = {"resource": "https://mcp.example/mcp", "authorization_servers": ["https://as.example"]}
+    answer = {"resource": "https://mcp.example/mcp", "authorization_servers": ["https://as.example"]}
     site = Site(
-        oauth_protected_resource={**said, "scopes_supported": ["list", f"{ESCAPE}x"]},
+        oauth_protected_resource={**answer, "scopes_supported": ["list", f"{ESCAPE}x"]},
         oauth_authorization_server=metadata("https://as.example"),
     )
     found = await discover(site, "https://mcp.example/mcp", Challenge())  # type: ignore[arg-type]
@@ -107,9 +107,9 @@ async def test_scopes_are_words_and_nothing_a_terminal_obeys(world: World, tmp_p
     assert valid_scopes("x" * 10_000) is None
 
 
-@pytest.mark.parametrize("said", ["\ud800", ESCAPE, 7, ""], ids=["surrogate", "escape", "number", "empty"])
-async def test_a_client_id_that_cannot_be_one_is_refused(world: World, tmp_path: Path, said: Any) -> None:
-    world.now.registration = {"client_id": said}
+@pytest.mark.parametrize("answer", ["\ud800", ESCAPE, 7, ""], ids=["surrogate", "escape", "number", "empty"])
+async def test_a_client_id_that_cannot_be_one_is_refused(world: World, tmp_path: Path, answer: Any) -> None:
+    world.now.registration = {"client_id": answer}
     with pytest.raises(GatewayError) as refused:
         await sign_in(world.account(), Logins(tmp_path), Browser(), seconds=5)
     assert refused.value.code == "REGISTRATION_FAILED"
@@ -177,8 +177,8 @@ async def test_a_url_is_compared_as_what_it_names_and_its_query_told_to_nobody(u
     site = Site(oauth_authorization_server=metadata(origin))
     found = await discover(site, url, Challenge())  # type: ignore[arg-type]
     assert (found.issuer, found.resource) == (origin, f"{origin}/mcp")
-    said = {"resource": f"{origin}/mcp", "authorization_servers": [origin]}
-    site = Site(oauth_authorization_server=metadata(origin), oauth_protected_resource=said)
+    answer = {"resource": f"{origin}/mcp", "authorization_servers": [origin]}
+    site = Site(oauth_authorization_server=metadata(origin), oauth_protected_resource=answer)
     assert (await discover(site, url, Challenge())).resource == f"{origin}/mcp"  # type: ignore[arg-type]
 
 
@@ -247,7 +247,7 @@ async def test_each_way_to_prove_who_one_is_may_have_a_header_of_its_own(world: 
     spec = Spec.of("lab", UpstreamSettings(url=f"{world.base}/mcp"), "the test")
     at = UpstreamCredentials(spec, {}, Logins(tmp_path))
     with pytest.raises(Unauthorized) as refused:
-        await open_client(at.endpoint(), identity=FACE)
+        await open_client(at.endpoint(), identity=CLIENT_IDENTITY)
     assert "toolgate upstream login lab" in refused.value.message
 
 
@@ -256,7 +256,7 @@ async def test_nobody_is_sent_to_sign_in_where_the_gateway_does(world: World, tm
     mine = bearer(world, logins, account)
     line = await mine.refresh_header()
     lacking = 'Bearer error="insufficient_scope", scope="run"'
-    for status, challenge, said in (
+    for status, challenge, answer in (
         (403, lacking, "add it to its oauth.scopes"),
         (401, "Bearer", "its oauth settings"),
     ):
@@ -264,7 +264,7 @@ async def test_nobody_is_sent_to_sign_in_where_the_gateway_does(world: World, tm
             for _ in range(2):
                 await mine.handle_refusal(line, status, challenge)
                 line = await mine.refresh_header()
-        assert said in refused.value.message
+        assert answer in refused.value.message
         assert "upstream login" not in refused.value.message
 
 
@@ -290,7 +290,7 @@ async def test_a_file_that_cannot_be_read_is_no_news_until_it_changes(world: Wor
         assert not at.has_changed()
     path.write_bytes(good)
     assert at.has_changed()
-    client = await open_client(at.endpoint(), identity=FACE)
+    client = await open_client(at.endpoint(), identity=CLIENT_IDENTITY)
     await client.close()
 
 

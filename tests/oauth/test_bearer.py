@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from eventually import TIMEOUT, async_eventually
-from mcp_client.conftest import FACE, HANDSHAKE, MODERN
+from mcp_client.conftest import CLIENT_IDENTITY, HANDSHAKE, MODERN
 
 from gateway.config import Settings, UpstreamSettings
 from gateway.errors import GatewayError
@@ -36,15 +36,15 @@ WAYS = [
 ]
 
 
-def access(world: World, directory: Path, path: str = "/mcp", **said: Any) -> UpstreamCredentials:
-    settings = UpstreamSettings.model_validate({"url": f"{world.base}{path}", **said})
+def access(world: World, directory: Path, path: str = "/mcp", **content: Any) -> UpstreamCredentials:
+    settings = UpstreamSettings.model_validate({"url": f"{world.base}{path}", **content})
     environment = {"SECRET": "s3cret-of-the-client", "TOKEN": "own"}
     return UpstreamCredentials(Spec.of("lab", settings, "the test"), environment, Logins(directory))
 
 
 @asynccontextmanager
 async def linked(at: UpstreamCredentials, era: str | None = None) -> AsyncIterator[McpClient]:
-    client = await open_client(at.endpoint(), identity=FACE, version=era)
+    client = await open_client(at.endpoint(), identity=CLIENT_IDENTITY, version=era)
     try:
         yield client
     finally:
@@ -63,7 +63,7 @@ async def test_a_login_opens_every_kind_of_server(
 ) -> None:
     at = access(world, tmp_path, path, type=transport)
     with pytest.raises(Unauthorized) as refused:
-        await open_client(at.endpoint(), identity=FACE, version=era)
+        await open_client(at.endpoint(), identity=CLIENT_IDENTITY, version=era)
     assert "run `toolgate upstream login lab`" in refused.value.message
     login, _ = await logged_in(world, tmp_path, at.account())
     async with linked(at, era) as client:
@@ -252,7 +252,7 @@ async def test_tokens_of_one_url_are_never_sent_to_another(world: World, tmp_pat
     await logged_in(world, tmp_path)
     moved = access(world, tmp_path, "/else/mcp")
     with pytest.raises(Unauthorized):
-        await open_client(moved.endpoint(), identity=FACE)
+        await open_client(moved.endpoint(), identity=CLIENT_IDENTITY)
     assert world.now.seen == []
     async with linked(access(world, tmp_path)) as client:
         assert await echo(client) == "hi"
@@ -262,7 +262,7 @@ async def test_an_authorization_header_of_the_settings_counts_before_a_login(wor
     await logged_in(world, tmp_path)
     own = access(world, tmp_path, headers={"authorization": "Bearer ${TOKEN}"})
     with pytest.raises(Unauthorized) as refused:
-        await open_client(own.endpoint(), identity=FACE)
+        await open_client(own.endpoint(), identity=CLIENT_IDENTITY)
     assert set(world.now.seen) == {"own"}
     assert "check the credentials in its headers" in refused.value.message
 
@@ -270,13 +270,13 @@ async def test_an_authorization_header_of_the_settings_counts_before_a_login(wor
 async def test_a_refusal_that_is_not_about_tokens_says_nothing_of_a_login(world: World, tmp_path: Path) -> None:
     world.now.bare = True
     with pytest.raises(Unauthorized) as refused:
-        await open_client(access(world, tmp_path).endpoint(), identity=FACE)
+        await open_client(access(world, tmp_path).endpoint(), identity=CLIENT_IDENTITY)
     assert "login" not in refused.value.message
 
 
 async def test_the_gateway_signs_in_by_itself_where_no_person_is_needed(world: World, tmp_path: Path) -> None:
-    said = {"grant": "client_credentials", "client_id": "robot", "client_secret": "${SECRET}", "scopes": ["run"]}
-    at = access(world, tmp_path, oauth=said)
+    content = {"grant": "client_credentials", "client_id": "robot", "client_secret": "${SECRET}", "scopes": ["run"]}
+    at = access(world, tmp_path, oauth=content)
     async with linked(at, MODERN) as client:
         assert await echo(client) == "hi"
         world.now.expire()
@@ -291,13 +291,15 @@ async def test_the_gateway_signs_in_by_itself_where_no_person_is_needed(world: W
 
 
 async def test_a_secret_that_is_refused_or_not_set_names_the_fix(world: World, tmp_path: Path) -> None:
-    said = {"grant": "client_credentials", "client_id": "nobody", "client_secret": "${SECRET}"}
+    content = {"grant": "client_credentials", "client_id": "nobody", "client_secret": "${SECRET}"}
     with pytest.raises(Unauthorized) as refused:
-        await open_client(access(world, tmp_path, oauth=said).endpoint(), identity=FACE)
+        await open_client(access(world, tmp_path, oauth=content).endpoint(), identity=CLIENT_IDENTITY)
     assert "invalid_client" in refused.value.message
     assert "check its oauth settings" in refused.value.message
     with pytest.raises(GatewayError) as missing:
-        await open_client(access(world, tmp_path, oauth={**said, "client_secret": "${GONE}"}).endpoint(), identity=FACE)
+        await open_client(
+            access(world, tmp_path, oauth={**content, "client_secret": "${GONE}"}).endpoint(), identity=CLIENT_IDENTITY
+        )
     assert missing.value.code == "MISSING_VARIABLE"
 
 
@@ -317,21 +319,21 @@ async def test_the_login_of_another_process_is_seen_soon_and_a_fresh_token_is_no
 
 
 async def test_a_server_is_tried_at_once_when_somebody_has_logged_in() -> None:
-    mended = False
+    is_repaired = False
 
     async def failing() -> McpClient:
         raise Unauthorized("log in first")
 
-    lane = UpstreamConnection("lab", failing, lambda client: None, may_retry=lambda: mended)
+    upstream = UpstreamConnection("lab", failing, lambda client: None, may_retry=lambda: is_repaired)
     for _ in range(5):
-        lane._not_before = 0.0
+        upstream._not_before = 0.0
         with pytest.raises(GatewayError) as refused:
-            await lane.connect()
+            await upstream.connect()
         assert refused.value.code == "UPSTREAM_UNAUTHORIZED"
-    assert lane.wait > 5
-    mended = True
-    assert lane.wait == 0
-    await lane.close()
+    assert upstream.wait > 5
+    is_repaired = True
+    assert upstream.wait == 0
+    await upstream.close()
 
 
 async def test_a_running_gateway_takes_a_login_and_shows_its_tokens_to_nobody(
@@ -339,8 +341,8 @@ async def test_a_running_gateway_takes_a_login_and_shows_its_tokens_to_nobody(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     url = f"{world.base}/mcp"
-    said = {"mcpServers": {"lab": {"url": url, "requires_confirmation": False}}, "data_dir": str(tmp_path)}
-    async with Gateway.open(Settings.model_validate(said)) as gateway:
+    content = {"mcpServers": {"lab": {"url": url, "requires_confirmation": False}}, "data_dir": str(tmp_path)}
+    async with Gateway.open(Settings.model_validate(content)) as gateway:
         await gateway.ready()
         assert gateway.catalog.get("lab__echo") is None
         await logged_in(world, tmp_path)
@@ -357,9 +359,9 @@ async def test_a_running_gateway_takes_a_login_and_shows_its_tokens_to_nobody(
         assert "run `toolgate upstream login lab`" in ended.message
         seen = [repr(ended), str(ended.to_dict())]
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "logins"]
-    told = b"".join([*written, caplog.text.encode(), *(text.encode() for text in seen)])
+    written_text = b"".join([*written, caplog.text.encode(), *(text.encode() for text in seen)])
     assert world.now.secrets()
-    assert [secret for secret in world.now.secrets() if secret.encode() in told] == []
+    assert [secret for secret in world.now.secrets() if secret.encode() in written_text] == []
 
 
 def test_the_proof_costs_next_to_nothing(world: World, tmp_path: Path) -> None:

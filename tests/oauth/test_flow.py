@@ -177,9 +177,9 @@ async def test_what_a_server_says_is_not_simply_believed(
 
 async def test_whoever_must_be_registered_by_hand_is_told_how(world: World, tmp_path: Path) -> None:
     world.now.metadata = {"registration_endpoint": None}
-    told = (await refusal(world, tmp_path)).message
-    assert "http://127.0.0.1:8421/callback" in told
-    assert "`toolgate upstream login lab --port 8421`" in told
+    refusal_text = (await refusal(world, tmp_path)).message
+    assert "http://127.0.0.1:8421/callback" in refusal_text
+    assert "`toolgate upstream login lab --port 8421`" in refusal_text
 
 
 async def test_a_login_nobody_comes_back_from_ends_with_a_word(world: World, tmp_path: Path) -> None:

@@ -168,15 +168,17 @@ class World:
         token = now.access.get(given.removeprefix("Bearer "))
         metadata = f"{self.base}/.well-known/oauth-protected-resource{scope['path'].rstrip('/')}"
         if token is None or token.until < time.time() or now.refuse_all:
-            said = {"resource_metadata": metadata, "scope": "read", **now.challenge}
-            header = "Basic" if now.bare else "Bearer " + ", ".join(f'{key}="{value}"' for key, value in said.items())
+            document = {"resource_metadata": metadata, "scope": "read", **now.challenge}
+            header = (
+                "Basic" if now.bare else "Bearer " + ", ".join(f'{key}="{value}"' for key, value in document.items())
+            )
             response = PlainTextResponse("who are you?", 401, {"www-authenticate": header})
             if now.also:
                 response.headers.append("www-authenticate", now.also)
             return response
         if now.required_scope and now.required_scope not in token.scope.split():
-            said = {"error": "insufficient_scope", "scope": now.required_scope}
-            header = "Bearer " + ", ".join(f'{key}="{value}"' for key, value in said.items())
+            document = {"error": "insufficient_scope", "scope": now.required_scope}
+            header = "Bearer " + ", ".join(f'{key}="{value}"' for key, value in document.items())
             return PlainTextResponse("you may not", 403, {"www-authenticate": header})
         return None
 
@@ -195,14 +197,14 @@ class World:
     async def _protected(self, request: Request) -> Response:
         self.now.count(request.url.path)
         path = request.path_params.get("path", "/mcp")
-        said = {"resource": f"{self.base}{path}", "authorization_servers": [self.issuer], **self.now.protected}
+        document = {"resource": f"{self.base}{path}", "authorization_servers": [self.issuer], **self.now.protected}
         if self.now.huge:
-            said["more"] = "x" * 70_000
-        return JSONResponse(said)
+            document["more"] = "x" * 70_000
+        return JSONResponse(document)
 
     async def _metadata(self, request: Request) -> Response:
         now = self.now
-        said = {
+        document = {
             "issuer": self.issuer,
             "authorization_endpoint": f"{self.issuer}/authorize",
             "token_endpoint": f"{self.issuer}/token",
@@ -212,14 +214,14 @@ class World:
             "authorization_response_iss_parameter_supported": True,
             **now.metadata,
         }
-        return JSONResponse({key: value for key, value in said.items() if value is not None})
+        return JSONResponse({key: value for key, value in document.items() if value is not None})
 
     async def _register(self, request: Request) -> Response:
-        said = await request.json()
+        document = await request.json()
         client_id = f"client-{secrets.token_hex(4)}"
         self.now.count("registrations")
-        self.now.clients[client_id] = said
-        return Response(json.dumps({**said, "client_id": client_id, **self.now.registration}), 201)
+        self.now.clients[client_id] = document
+        return Response(json.dumps({**document, "client_id": client_id, **self.now.registration}), 201)
 
     async def _authorize(self, request: Request) -> Response:
         now, asked = self.now, dict(request.query_params)
@@ -227,8 +229,8 @@ class World:
         code = secrets.token_hex(16)
         now.codes[code] = asked
         answer = {"code": code, "state": asked["state"], "iss": self.issuer, **now.answer}
-        told = {key: value for key, value in answer.items() if value is not None}
-        return RedirectResponse(f"{asked['redirect_uri']}?{urlencode(told)}", 302)
+        pairs = {key: value for key, value in answer.items() if value is not None}
+        return RedirectResponse(f"{asked['redirect_uri']}?{urlencode(pairs)}", 302)
 
     async def _token(self, request: Request) -> Response:
         now, form = self.now, {key: str(value) for key, value in (await request.form()).items()}
@@ -282,11 +284,11 @@ class World:
     def _granted(self, scope: str, refresh: bool = True) -> Response:
         now, access = self.now, f"at-{secrets.token_hex(12)}"
         now.access[access] = Token(scope, time.time() + now.lifetime)
-        said: dict[str, Any] = {"access_token": access, "token_type": "bearer", "expires_in": now.lifetime}
+        document: dict[str, Any] = {"access_token": access, "token_type": "bearer", "expires_in": now.lifetime}
         if refresh:
-            said["refresh_token"] = f"rt-{secrets.token_hex(12)}"
-            now.refresh[said["refresh_token"]] = scope
-        return Response(json.dumps({**said, "scope": scope, **now.grant}), media_type="application/json")
+            document["refresh_token"] = f"rt-{secrets.token_hex(12)}"
+            now.refresh[document["refresh_token"]] = scope
+        return Response(json.dumps({**document, "scope": scope, **now.grant}), media_type="application/json")
 
     async def _revoke(self, request: Request) -> Response:
         token = str((await request.form())["token"])

@@ -16,8 +16,9 @@ from journeys.processes import PATIENCE, Listening, on_http
 # A secret of the settings, which no answer may contain.
 SECRET = "correct-horse-battery-staple-0123456789"
 
-# Tools that need a person wait in the queue for a moment.
+# Tools that need a person wait in the queue for a moment. Nothing listens where the registry would be.
 SETTINGS: dict[str, Any] = {
+    "registry": {"url": "http://127.0.0.1:9"},
     "approval": {
         "keys": [SECRET],
         "without_elicitation": "queue",

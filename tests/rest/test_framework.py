@@ -42,6 +42,19 @@ def test_rest_error_names_its_code(rest: Rest, method: str, path: str, status: i
     assert rest.refused(method, path, status)["code"] == code
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/api/tools?limt=5", "query.limt: is not known here; did you mean 'limit'?"),
+        ("/tools/bundles?size=5", "query.size: is not known here; there are bundleIDs, includeDisabled, pageSize, "),
+        ("/api/tools?limit=many", "query.limit: must be a whole number"),
+        ("/api/usage?by=colour", "query.by.0: must be 'day', 'tool', "),
+    ],
+)
+def test_rest_error_says_what_is_allowed_instead(rest: Rest, path: str, message: str) -> None:
+    assert rest.refused("GET", path, 400)["message"].startswith(message)
+
+
 def test_rest_wrong_method_names_the_allowed_ones(rest: Rest) -> None:
     answer = rest.delete("/api/tools/read_file")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD, PATCH")
@@ -186,3 +199,10 @@ def test_rest_settings_mask_secrets(rest: Rest) -> None:
 def test_calls_that_name_no_chat_are_in_the_same_one_as_over_mcp(principal: Principal, chat: str) -> None:
     gateway = cast(Gateway, SimpleNamespace(chat="here"))
     assert RestRequest(gateway, principal, {}, cast(Receive, None)).default_chat == chat
+
+
+def test_rest_document_allows_one_pattern_as_a_text_where_it_is_taken(rest: Rest) -> None:
+    rule = rest.ok("GET", "/api/openapi.json")["components"]["schemas"]["ApprovalRule"]["properties"]["tool"]
+    assert {option["type"] for option in rule["anyOf"]} == {"string", "array"}
+    changes = {"rules": [{"tool": "write_file", "then": "deny"}]}
+    assert rest.ok("POST", "/api/approvals/simulate", json={"changes": changes})["calls"] >= 0

@@ -99,10 +99,10 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Any:
 async def test_rest_change_is_announced_to_mcp_clients_and_seen_by_other_processes(
     own: Rest, tmp_path: Path, chat: str, era: str
 ) -> None:
-    heard: list[str] = []
+    events: list[str] = []
 
     async def hear(message: Any) -> None:
-        heard.append(type(getattr(message, "root", message)).__name__)
+        events.append(type(getattr(message, "root", message)).__name__)
 
     toolset = f"greeter-{chat[-8:]}"
     name = f"{toolset}__greet"
@@ -113,11 +113,11 @@ async def test_rest_change_is_announced_to_mcp_clients_and_seen_by_other_process
             return name in {tool.name for tool in (await client.list_tools()).tools}
 
         assert not await has(near)
-        heard.clear()
+        events.clear()
         await anyio.to_thread.run_sync(install, own, toolset)
         assert await has(near)
         if era == ERAS[-1]:  # a modern client has to listen first
-            await async_eventually(lambda: any("ToolListChanged" in each for each in heard))
+            await async_eventually(lambda: any("ToolListChanged" in each for each in events))
         await async_eventually(lambda: has(far))
         await anyio.to_thread.run_sync(
             lambda: own.ok("POST", f"/api/toolsets/{toolset}/enable", json={"enabled": False})
@@ -149,6 +149,33 @@ def test_rest_cancel_of_a_call_that_waits_for_a_person_ends_it(waiting: Rest, ch
         call_id = json.loads(asked.removeprefix("data: "))["call_id"]
         assert waiting.ok("POST", f"/api/calls/{call_id}/cancel", 202)["error_code"] == "CANCELLED"
         assert any("CANCELLED" in line for line in lines)
+
+
+@pytest.mark.promise("B10")
+def test_rest_asks_about_a_step_as_about_any_call(own: Rest, chat: str) -> None:
+    bundle = "/tools/bundles/01890000-0000-7000-8000-0000000000aa"
+    own.ok("PUT", bundle, 201, json={"slug": "paper", "displayName": "Paper"})
+    write = {"tool": "write_file", "args": {"path": "ask-$args.name", "content": "$args.name"}}
+    steps = [{"tool": "list_directory", "args": {}}, write, {"tool": "read_file", "args": {"path": "ask-$args.name"}}]
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+    tool = {"displayName": "File", "type": "steps", "argSchema": schema, "stepsImpl": {"steps": steps}}
+    own.ok("PUT", f"{bundle}/tools/file/version/1", 201, json=tool)
+    invoke, body = "/api/tools/paper:file/invoke", {"args": {"name": "a"}, "chat": chat}
+    error = own.refused("POST", invoke, 428, json=body)
+    assert (error["code"], error["details"]["step"]) == ("CONFIRMATION_REQUIRED", "2 (write_file)")
+    own.ok("POST", f"/api/approvals/{error['details']['approval']}", json={"decision": "allow"})
+    assert own.ok("POST", invoke, json=body)["value"]["content"] == "a"
+    for name, decision in (("b", "allow"), ("c", "deny")):
+        stream = {"tool": "paper:file", "args": {"name": name}}
+        with own.stream("POST", f"/api/chats/{chat}/stream", json=stream) as answer:
+            lines = answer.iter_lines()
+            asked = json.loads(next(line for line in lines if '"approval_id"' in line).removeprefix("data: "))
+            step = own.ok("GET", f"/api/calls/{asked['call_id']}")
+            assert (step["tool_id"], step["surface"]) == ("write_file", "rest") and step["parent_call_id"]
+            own.ok("POST", f"/api/approvals/{asked['approval_id']}", json={"decision": decision})
+            result = json.loads([line for line in lines if line.startswith("data: ")][-1].removeprefix("data: "))
+        assert result["ok"] == (decision == "allow"), result
+        assert decision == "allow" or result["error"]["code"] == "DECLINED"
 
 
 @pytest.mark.parametrize("way", ["rest", "command"])
@@ -246,6 +273,7 @@ def test_rest_adds_tests_switches_and_removes_an_upstream(own: Rest) -> None:
     assert "nothing was added" in own.refused("POST", "/api/upstreams", 422, json=unreachable)["message"]
 
 
+@pytest.mark.row("000-7.2-list_tools-servers")
 def test_rest_switches_and_overrides_and_measures_tools_of_a_pasted_server(own: Rest) -> None:
     token = "ghp_" + "Ab1" * 12
     program = ["-c", "from mcp_server_time import main; main()"]
@@ -258,6 +286,10 @@ def test_rest_switches_and_overrides_and_measures_tools_of_a_pasted_server(own: 
     assert own.ok("POST", "/api/upstream-imports", json=pasted)["items"][0]["outcome"] == "imported"
     tool = "pasted__get_current_time"
     eventually(lambda: own.get(f"/api/tools/{tool}").status_code == 200)
+    listed = {each["name"]: each for each in own.ok("GET", "/api/tools?limit=1000")["items"]}
+    assert (listed[tool]["origin"], listed[tool]["owner"]) == ("server", "pasted")
+    available = own.ok("GET", "/api/available-tools?format=openai")["tools"]
+    assert tool in {each["function"]["name"] for each in available}
 
     both = own.ok("PATCH", "/api/tools", json={"tools": [tool, "read_file", "no_such_tool"], "enabled": False})["items"]
     assert [(each["id"], each["offered"]) for each in both] == [
@@ -357,6 +389,9 @@ def test_rest_changes_categories_and_tools_and_finds_them(own: Rest) -> None:
     own.refused("POST", "/api/tools/delete_file/invoke", 403, json={})
     [withheld] = [each for each in own.ok("GET", "/api/withheld-tools")["items"] if each["id"] == "delete_file"]
     assert "turned off" in withheld["reason"]
+    assert "delete_file" not in [each["name"] for each in own.ok("GET", "/api/search?q=delete_file")["items"]]
+    asked = own.ok("GET", "/api/search?q=delete_file&include_disabled=true")["items"][0]
+    assert (asked["name"], asked["enabled"]) == ("delete_file", False)
     assert own.ok("PATCH", "/api/tools/delete_file", json={"enabled": True})["offered"] is True
     error = own.refused("PATCH", "/api/tools/delete_file", 403, json={"name_override": "x"})
     assert error["code"] == "BUILTIN_IMMUTABLE"

@@ -200,13 +200,13 @@ async def test_every_progress_report_arrives_in_order_before_the_answer(bench: B
             for n in range(2000):
                 get_context().progress(n + 1, 2000, f"step {{n + 1}}")
     """)
-    told: list[tuple[float, float | None, str | None]] = []
+    received: list[tuple[float, float | None, str | None]] = []
 
     async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
-        told.append((done, total, message))
+        received.append((done, total, message))
 
     await bench.runtime.call(bench.job("run", {}, progress=progress))
-    assert told == [(n, 2000, f"step {n}") for n in range(1, 2001)]
+    assert received == [(n, 2000, f"step {n}") for n in range(1, 2001)]
 
 
 async def test_function_that_reports_faster_than_its_caller_waits_for_it(bench: Bench) -> None:
@@ -218,19 +218,19 @@ async def test_function_that_reports_faster_than_its_caller_waits_for_it(bench: 
                 get_context().progress(n)
                 (get_context().workspace / "at").write_text(str(n))
     """)
-    told: list[float] = []
+    received: list[float] = []
     go = asyncio.Event()
 
     async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
         await go.wait()
-        told.append(done)
+        received.append(done)
 
     call = asyncio.ensure_future(bench.runtime.call(bench.job("run", {}, progress=progress)))
     at = bench.workspace() / "at"
     await async_eventually(lambda: at.exists() and at.read_text() == "128")
     go.set()
     await call
-    assert told == [*range(1000)]
+    assert received == [*range(1000)]
 
 
 async def test_newest_progress_report_suffices_where_nobody_wants_every_one(bench: Bench) -> None:
@@ -241,15 +241,15 @@ async def test_newest_progress_report_suffices_where_nobody_wants_every_one(benc
             for n in range(20_000):
                 get_context().progress(n + 1)
     """)
-    told: list[float] = []
+    received: list[float] = []
 
     async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
-        told.append(done)
+        received.append(done)
 
     await bench.runtime.call(bench.job("run", {}, progress=progress, every_report=False))
-    assert told == sorted(told)
-    assert told[-1] == 20_000
-    assert len(told) < 200
+    assert received == sorted(received)
+    assert received[-1] == 20_000
+    assert len(received) < 200
 
 
 async def test_progress_of_a_failing_call_arrives_before_its_error(bench: Bench) -> None:
@@ -281,14 +281,14 @@ async def test_the_last_of_a_burst_is_told_while_the_tool_works_on(bench: Bench)
                 get_context().progress(n)
             time.sleep(600)
     """)
-    told = asyncio.Event()
+    received = asyncio.Event()
 
     async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
         if done == 9:
-            told.set()
+            received.set()
 
     call = asyncio.ensure_future(bench.runtime.call(bench.job("run", {}, progress=progress)))
-    await asyncio.wait_for(told.wait(), TIMEOUT)
+    await asyncio.wait_for(received.wait(), TIMEOUT)
     call.cancel()
 
 

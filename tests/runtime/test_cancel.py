@@ -143,12 +143,16 @@ async def test_a_call_cancelled_while_its_worker_starts_leaves_a_good_worker(ben
     for delay in (0, 0.01, 0.05, 0.1):
         call = asyncio.ensure_future(bench.call("who"))
         await asyncio.sleep(delay)
+        if call.done():  # a fast machine has started the worker by then
+            break
         await cancel(call)
     assert await bench.call("who")
     await async_eventually(lambda: bench.runtime.workers == 1)
 
 
-async def test_many_cancelled_calls_leave_nothing_behind(bench: Bench) -> None:
+async def test_many_cancelled_calls_leave_nothing_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A busy machine may take longer to stop a call than a worker is given, which is then replaced.
+    monkeypatch.setattr(worker_process, "CANCEL_SECONDS", TIMEOUT)
     bench.write(TOOLS)
     who = await bench.call("who")
     before = len(asyncio.all_tasks())

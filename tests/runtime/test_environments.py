@@ -55,12 +55,9 @@ async def test_packages_are_locked_by_hash_and_found_by_the_tool(boxed: Bench) -
             return [version("iniconfig"), sorted(name for name in os.environ if name.startswith("UV_"))]
     """)
     seen, variables = await boxed.runtime.call(boxed.job("run", {}, requirements=TINY))
-    made = boxed.runtime.environments.find_installed(TINY)
-    assert made is not None
-    assert made.versions == {"iniconfig": seen}
     assert variables == []
-    lock = boxed.folder / "runtime/environments" / made.digest / "lock.txt"
-    assert "--hash=sha256:" in lock.read_text()
+    lock = (boxed.folder / "runtime/environments" / digest_of(TINY) / "lock.txt").read_text()
+    assert f"iniconfig=={seen}" in lock and "--hash=sha256:" in lock
 
 
 @pytest.mark.slow
@@ -129,7 +126,6 @@ async def test_a_sweep_keeps_what_is_named_and_removes_the_rest(
     assert kept.is_dir()
     assert not other.exists()
     assert not leftover.exists()
-    assert environments.find_installed(("iniconfig<99", "iniconfig>=2")) is None
 
 
 @pytest.mark.slow

@@ -301,15 +301,15 @@ async def test_a_toolset_that_dies_while_it_is_imported_is_not_started_in_a_hot_
     for seconds in ("BACKOFF_SECONDS", "BACKOFF_LIMIT"):
         monkeypatch.setattr(pool, seconds, 600.0)
     bench.write("import os\nos._exit(1)\n")
-    told = []
+    reports = []
     for _ in range(30):
         with pytest.raises(ToolFailed) as failed:
             await bench.call("run")
         assert failed.value.code == "WORKER_DIED"
-        told.append(failed.value.message)
-    assert "exited with code 1" in told[0]
-    assert "2 times in a row while it started" in told[2]
-    assert sum("in a row" in each for each in told) == 28
+        reports.append(failed.value.message)
+    assert "exited with code 1" in reports[0]
+    assert "2 times in a row while it started" in reports[2]
+    assert sum("in a row" in each for each in reports) == 28
     await bench.runtime.retire(bench.directory)
     bench.write("def run():\n    return 'mended'\n")
     assert await bench.call("run") == "mended"

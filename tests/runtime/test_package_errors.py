@@ -40,16 +40,17 @@ NPM_CERTIFICATE = "npm error request to https://registry.npmjs.org/x failed, rea
         (
             CERTIFICATE,
             "the certificate of pypi.org is not trusted, as behind a company's proxy; set UV_SYSTEM_CERTS=1 or "
-            "SSL_CERT_FILE=FILE in its environment",
+            "SSL_CERT_FILE=FILE in the environment",
         ),
         (
             NPM_CERTIFICATE,
             "the certificate of registry.npmjs.org is not trusted, as behind a company's proxy; set "
-            "NODE_EXTRA_CA_CERTS=FILE in its environment",
+            "NODE_EXTRA_CA_CERTS=FILE in the environment",
         ),
         (
             OFFLINE,
-            "index.example cannot be reached; check the network; set HTTPS_PROXY, behind a proxy, in its environment",
+            "index.example cannot be reached; check the network; set HTTPS_PROXY=URL, behind a proxy, in the "
+            "environment",
         ),
     ],
 )

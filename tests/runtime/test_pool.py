@@ -220,8 +220,8 @@ async def test_a_storm_of_calls_cancellations_and_crashes_leaves_all_slots_free(
 
     async with asyncio.timeout(60):
         outcomes = await asyncio.gather(*(one(n) for n in range(400)), return_exceptions=True)
-    told = {getattr(outcome, "code", type(outcome).__name__) for outcome in outcomes}
-    assert told <= {"int", "TimeoutError", "WORKER_DIED"}
+    codes = {getattr(outcome, "code", type(outcome).__name__) for outcome in outcomes}
+    assert codes <= {"int", "TimeoutError", "WORKER_DIED"}
     assert all(outcome == n for n, outcome in enumerate(outcomes) if isinstance(outcome, int))
     assert sum(isinstance(outcome, int) for outcome in outcomes) > 20
     assert not [outcome for outcome in outcomes if "in a row" in str(outcome)]

@@ -351,12 +351,12 @@ def make_a_disk(target: Target) -> object:
 
 @attack
 def run_a_setuid_program(target: Target) -> object:
-    told = subprocess.run([target["setuid"]], capture_output=True, text=True).stdout
-    if "uid=" not in told:
-        raise RuntimeError(f"it did not run: {told}")
-    if "euid=" not in told:
+    output = subprocess.run([target["setuid"]], capture_output=True, text=True).stdout
+    if "uid=" not in output:
+        raise RuntimeError(f"it did not run: {output}")
+    if "euid=" not in output:
         raise stopped("nothing gained")
-    return told
+    return output
 
 
 @attack
@@ -468,9 +468,9 @@ def verdict(function: Callable[[Target], object], target: Target) -> list[str]:
         os._exit(0)
     os.close(theirs)
     with open(ours, "rb") as file:
-        told = file.read()
+        output = file.read()
     os.waitpid(child, 0)
-    found: list[str] = json.loads(told) if told else ["broken", "died"]
+    found: list[str] = json.loads(output) if output else ["broken", "died"]
     return found
 
 

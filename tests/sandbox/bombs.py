@@ -16,13 +16,13 @@ print("begun", flush=True)
 for _ in range(150):
     try:
         if os.fork() == 0:
-            time.sleep(20)
+            time.sleep(600)
             os._exit(0)
     except OSError:
         break
 else:
     print("survived", flush=True)
-time.sleep(20)
+time.sleep(600)
 """
 
 FORKS = """
@@ -48,7 +48,7 @@ for _ in range(150):
         print("refused", flush=True)
         break
 else:
-    time.sleep(20)
+    time.sleep(600)
 """
 
 MEMORY_BOMB = """
@@ -69,13 +69,13 @@ for _ in range(8):
     if os.fork() == 0:
         kept = bytearray(b"x") * (20 << 20)
         os.write(theirs, b"x")
-        time.sleep(20)
+        time.sleep(600)
         os._exit(0)
 for _ in range(8):
     os.read(ours, 1)
 time.sleep(1.5)
 print("survived", flush=True)
-time.sleep(20)
+time.sleep(600)
 """
 
 LEADERLESS_MEMORY_BOMB = """
@@ -295,7 +295,7 @@ if os.fork() == 0:
     for fd in range(3):
         os.dup2(null, fd)
     open("beat", "w").close()
-    time.sleep(20)
+    time.sleep(600)
     os._exit(0)
 while not os.path.exists("beat"):
     time.sleep(0.01)
@@ -311,7 +311,7 @@ if os.fork() == 0:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     open("beat", "w").close()
-    time.sleep(20)
+    time.sleep(600)
     os._exit(0)
 while not os.path.exists("beat"):
     time.sleep(0.01)
@@ -323,7 +323,7 @@ import os, time
 print("begun", flush=True)
 os.close(1)
 os.close(2)
-time.sleep(20)
+time.sleep(600)
 """
 
 DEAF = """
@@ -334,7 +334,7 @@ for number in range(1, 65):
     except (OSError, ValueError):
         pass
 print("begun", flush=True)
-time.sleep(20)
+time.sleep(600)
 """
 
 _ANY = Limits()

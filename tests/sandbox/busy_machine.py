@@ -1,11 +1,11 @@
 """Harmless calls through a gateway while other programs fill and free the disk and the memory of the machine.
 
-Two programs, each of which also runs as another user:
+Two programs, the first of which also runs as another user:
 
 - `python -m tests.sandbox.busy_machine calls BACKEND DIRECTORY COUNT` makes the calls and prints a `Report` as JSON.
-  `DIRECTORY` is empty but for `libraries`, where `covalt_toolset` is.
-- `python -m tests.sandbox.busy_machine load DIRECTORY BUILD SECONDS` is the load. The first program starts it. It ends
-  by itself when that program dies, and after so many seconds.
+  `DIRECTORY` is empty but for `libraries`, where `covalt_toolset` is. Several can run at once, with one load.
+- `python -m tests.sandbox.busy_machine load DIRECTORY SECONDS BUILD...` is the load. It ends by itself when the program
+  that started it dies, and after so many seconds.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,13 @@ FREE_DISK = 5 * GIBIBYTE
 FREE_MEMORY = 4 * GIBIBYTE
 
 LOAD_SECONDS = 500.0
-CONCURRENCY = 4
+CONCURRENCY = 2
 
 _WRITE_BYTES = 256 * MEBIBYTE
 _PAUSE = (0.2, 0.5)
 _SAMPLE_INTERVAL = 0.01
 _PR_SET_PDEATHSIG = 1
+_allocating = threading.Lock()
 _SHMEM = re.compile(r"^Shmem:\s+(\d+)", re.MULTILINE)
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+)", re.MULTILINE)
 
@@ -73,8 +75,9 @@ class Report:
 # The load
 
 
-def run_load(directory: Path, build: Path, seconds: float) -> None:
-    """Fill and free the disk, the folder `build` and the shared memory, and keep all cores busy, until SIGTERM."""
+def run_load(directory: Path, builds: Sequence[Path], seconds: float) -> None:
+    """Fill and free the disk, the folders `builds` once they exist and the shared memory, and keep all cores busy,
+    until SIGTERM."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     parent = os.getppid()
@@ -82,10 +85,10 @@ def run_load(directory: Path, build: Path, seconds: float) -> None:
     if os.getppid() != parent:
         return  # it died before prctl
     loads: list[Callable[[], None]] = [
-        lambda: _fill_disk(directory, stop),
-        lambda: _fill_folder(build, stop),
-        lambda: _fill_shared_memory(stop),
-        *[lambda: _use_a_core(stop)] * (os.cpu_count() or 1),
+        partial(_fill_disk, directory, stop),
+        *[partial(_fill_folder, build, stop) for build in builds],
+        partial(_fill_shared_memory, stop),
+        *[partial(_use_a_core, stop)] * (os.cpu_count() or 1),
     ]
     threads = [threading.Thread(target=load) for load in loads]
     for thread in threads:
@@ -102,13 +105,11 @@ def _fill_disk(directory: Path, stop: threading.Event) -> None:
     fd = os.open(directory, os.O_TMPFILE | os.O_RDWR)
     data = random.Random(0).randbytes(8 * MEBIBYTE)
     for turn in _turns(stop):
-        if free_disk(directory) < FREE_DISK + 2 * FILL_BYTES:
-            continue
         written = 0
         while turn % 3 == 0 and written < _WRITE_BYTES and not stop.is_set():
             written += os.write(fd, data)
-        os.posix_fallocate(fd, 0, FILL_BYTES)
-        _pause(stop)
+        if _allocate(fd):
+            _pause(stop)
         os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
 
@@ -118,17 +119,27 @@ def _fill_folder(build: Path, stop: threading.Event) -> None:
     output = build / "output.bin"
     try:
         for _ in _turns(stop):
-            if free_disk(build) < FREE_DISK + 2 * FILL_BYTES:
-                continue
-            with output.open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, FILL_BYTES)
-            _pause(stop)
-            output.unlink()
+            with suppress(FileNotFoundError), output.open("wb") as file:
+                if _allocate(file.fileno()):
+                    _pause(stop)
+                output.unlink()
     finally:
         output.unlink(missing_ok=True)
 
 
+def _allocate(fd: int) -> bool:
+    """Give a file its full size if the disk has room for it."""
+    with _allocating:
+        found = os.fstatvfs(fd)
+        enough = found.f_bavail * found.f_frsize >= FREE_DISK + 2 * FILL_BYTES
+        if enough:
+            os.posix_fallocate(fd, 0, FILL_BYTES)
+        return enough
+
+
 def _fill_shared_memory(stop: threading.Event) -> None:
+    with suppress(PermissionError):  # clearing that much memory takes long beside other work, unless it goes first
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
     fd = _open_shared_memory()
     for _ in _turns(stop):
         if available_memory() < FREE_MEMORY + 2 * FILL_BYTES:
@@ -150,7 +161,7 @@ def _open_shared_memory() -> int:
 
 
 def _use_a_core(stop: threading.Event) -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)  # the other tests go on
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # the other tests go on
     data = bytes(4 * MEBIBYTE)
     while not stop.is_set():
         hashlib.sha256(data)  # releases the interpreter's lock
@@ -419,7 +430,7 @@ def prepare(directory: Path) -> Path:
 
 
 @contextmanager
-def running_load(directory: Path, build: Path) -> Iterator[None]:
+def running_load(directory: Path, *builds: Path) -> Iterator[None]:
     argv = [
         sys.executable,
         "-B",
@@ -427,8 +438,8 @@ def running_load(directory: Path, build: Path) -> Iterator[None]:
         "tests.sandbox.busy_machine",
         "load",
         str(directory),
-        str(build),
         str(LOAD_SECONDS),
+        *map(str, builds),
     ]
     root = Path(__file__).parents[2]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=root) as process:
@@ -441,7 +452,7 @@ def running_load(directory: Path, build: Path) -> Iterator[None]:
 
 
 async def make_calls(backend: str, directory: Path, count: int) -> Report:
-    """Make the calls, a few at a time, while the load runs."""
+    """Make the calls, a few at a time, and observe the load."""
     use_sandbox(backend)
     workspace = prepare(directory)
     settings = {
@@ -466,8 +477,7 @@ async def make_calls(backend: str, directory: Path, count: int) -> Report:
                 elif fault := call.find_fault(outcome.value):
                     failures.append((call.kind, fault))
 
-        build = workspace / "build"
-        with running_load(directory, build), Observer(build) as observer:
+        with Observer(workspace / "build") as observer:
             began = time.monotonic()
             async with asyncio.TaskGroup() as group:
                 for _ in range(CONCURRENCY):
@@ -491,8 +501,8 @@ def use_sandbox(backend: str) -> None:
 
 def main(action: str, *arguments: str) -> None:
     if action == "load":
-        directory, build, seconds = arguments
-        run_load(Path(directory), Path(build), float(seconds))
+        directory, seconds, *builds = arguments
+        run_load(Path(directory), list(map(Path, builds)), float(seconds))
         return
     backend, name, count = arguments
     sys.path.append(f"{name}/libraries")

@@ -45,15 +45,18 @@ REFUSALS = ("DECLINED", "DISMISSED", "EXPIRED", "DENIED_BY_RULE", "PERMISSION_DE
 # Printed by a program that a tool starts; no argument has it.
 STARTED = "started-42"
 
-PLAIN = ("notes.txt", "src/app.py", "sub/readme.txt", "free/a.txt")
+PLAIN = ("notes.txt", "src/app.py", "sub/readme.txt", "free/a.txt", "sub/own.local")
 NEW = ("new.txt", "fresh/deep/new.txt", "free/new.txt")
 IGNORED = ("build/out.txt",)
 SECRET = ("secret.env", "sub/local.env")
+# Single files that .gitignore names, beside `*.local`.
+UNVERSIONED = ("sub/.git", "sub/.envrc")
 PROTECTED = (
     "toolgate.yaml",
     ".vscode/settings.json",
     ".git/hooks/pre-commit",
     ".git/config",
+    ".husky/pre-commit",
     "sub/.envrc",
     "sub/.git/hooks/pre-commit",
     "sub/.git/config",
@@ -61,13 +64,14 @@ PROTECTED = (
 PROTECTED_NEW = (
     ".envrc",
     "sub/.vscode/tasks.json",
+    "toolgate.yml",
     ".git/hooks/post-commit",
     "pkg/.git/config",
     ".Claude/settings.json",
 )
 DIRECTORIES = ("sub", "src", ".vscode", ".git/hooks", "sub/.git")
 
-_OBEYED = {".envrc", ".vscode", ".idea", ".cursor", ".claude", ".mcp.json", "toolgate.yaml", ".bashrc", ".zshrc"}
+_OBEYED = {".envrc", ".vscode", ".husky", ".claude", "toolgate.yaml", "toolgate.yml"}
 _SET_ASIDE = re.compile(r"\.toolgate-removed-[0-9a-f]+$")
 _OBEYED_IN_GIT = {"hooks", "config", "config.worktree", "commondir", "worktrees", "modules"}
 
@@ -393,7 +397,7 @@ def fill_folder(folder: Path, token: str, directory: Path) -> None:
     """The files of a folder that a person might attach."""
     contents = {name: f"content of {name}\n" for name in (*PLAIN, *IGNORED)}
     contents |= {name: f"protected {name}\n" for name in PROTECTED if not name.startswith(".git/")}
-    contents |= dict.fromkeys(SECRET, "KEY=old\n") | {".gitignore": "build/\nsub/.git\nsub/.envrc\n"}
+    contents |= dict.fromkeys(SECRET, "KEY=old\n") | {".gitignore": "build/\n*.local\nsub/.git\nsub/.envrc\n"}
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
@@ -531,7 +535,7 @@ def is_protected(path: str) -> bool:
 
 
 def is_of_git(path: str) -> bool:
-    """True of what a repository has besides its protected files: programs may change it."""
+    """True of what a repository has besides its protected files: what a person agreed to may change it."""
     return ".git" in path.split("/") and not is_protected(path)
 
 
@@ -558,6 +562,7 @@ class Example:
     rng: random.Random
     chat: str
     counts: Counter[str]
+    mounts: bool
     remembered: set[str] = field(default_factory=set)
 
     async def try_one(self) -> list[str]:
@@ -621,7 +626,7 @@ class Example:
 
 def _is_unversioned(path: str) -> bool:
     """True of repositories and of what `.gitignore` names."""
-    return ".git" in path.split("/") or path.startswith("build") or path in ("sub/.git", "sub/.envrc")
+    return ".git" in path.split("/") or path.startswith("build") or path.endswith(".local") or path in UNVERSIONED
 
 
 @dataclass
@@ -735,7 +740,13 @@ class _Judge:
                 continue
             if self.attempt.tool == "delete_file" and above and self.person.approved:
                 continue  # the person agreed to delete the directory it is in
+            if self.attempt.tool in ("run_code", "run_command") and self._is_in_new_repository(path):
+                continue  # the person agreed to the program
             yield f"the protected file {path} changed"
+
+    def _is_in_new_repository(self, path: str) -> bool:
+        parts = path.split("/")
+        return ".git" in parts and "/".join(parts[: parts.index(".git") + 1]) not in self.before
 
     def _existing_faults(self, decision: str | None) -> Iterator[str]:
         """A file tool changes what it names; other tools change existing files of an attached folder with consent."""
@@ -748,8 +759,9 @@ class _Judge:
                     yield f"{path} was overwritten or deleted, and nobody agreed"
         elif self.example.policy.attached and not agreed:
             for path in self.changed:
-                # What git ignores is in no version, so a change of it is neither noticed nor asked about.
-                if path in self.before and not is_of_git(path) and path not in IGNORED:
+                # Of what git ignores, single files are watched, and not whole directories.
+                is_watched = not is_of_git(path) or (self.declared and self.example.mounts)
+                if path in self.before and is_watched and path not in IGNORED:
                     yield f"{path} changed, and nobody agreed"
 
     def _secret_faults(self, decision: str | None, text: str) -> Iterator[str]:
@@ -808,7 +820,7 @@ async def run_example(backend: str, seed: int, directory: Path, counts: Counter[
             chosen = chat or gateway.chat or "default"
             async with gateway.versions.hold(chosen, "local") as files:
                 await files.save("edit")
-            example = Example(gateway, policy, tools, folder, token, world, rng, chosen, counts)
+            example = Example(gateway, policy, tools, folder, token, world, rng, chosen, counts, backend == "bwrap")
             for number in range(calls):
                 found = await example.try_one()
                 faults += [f"seed {seed}, call {number}, {policy}: {fault}" for fault in found]

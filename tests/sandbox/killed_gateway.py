@@ -1,4 +1,5 @@
-"""Kills gateways while they start programs, workers, servers and prestarted sandboxes, and counts what is left.
+"""Kills gateways while they start programs, background processes, workers, servers and prestarted sandboxes, and counts
+what is left.
 
 `python -m tests.sandbox.killed_gateway BACKEND DIRECTORY ROUNDS [GATEWAYS]` prints a `Report` as JSON. `DIRECTORY` is
 empty but for `libraries`, where `covalt_toolset` is. `GATEWAYS` is how many rounds are played at the same time.
@@ -22,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gateway import Gateway
 from gateway.sandbox.process_tree import usage
@@ -31,8 +32,9 @@ from gateway.sources.builtin.code.tools import CodeTools
 
 from .busy_machine import use_sandbox
 
-OPENING, CALLING = "opening", "calling"
-# Seconds after the first process of a gateway that opens, or that makes its calls.
+# A gateway is killed after its first process when it opens or makes its calls, or after some of its programs run.
+OPENING, CALLING, RUNNING = "opening", "calling", "running"
+# Seconds after that.
 LATEST_KILL = 0.2
 
 # Seconds a busy machine may take to end what was killed.
@@ -51,6 +53,8 @@ _KINDS = {
 _PR_SET_CHILD_SUBREAPER = 36
 
 _STAY = "import pathlib, time; pathlib.Path('{name}.started').touch(); time.sleep(300)"
+
+_LISTEN = "touch published.started; exec python3 -m http.server $PORT --bind 127.0.0.1"
 
 _MANIFEST = """
 id: lab
@@ -91,14 +95,19 @@ for line in sys.stdin:
 """
 
 # A name, a tool, its arguments and a chat: the gateway has a prestarted sandbox for the first one.
-_CALLS = [
+_CALLS: list[tuple[str, str, dict[str, Any], str]] = [
     ("prestarted", "run_code", {"language": "python", "code": _STAY.format(name="prestarted")}, "first"),
     ("cold", "run_code", {"language": "python", "code": _STAY.format(name="cold")}, "second"),
     ("command", "run_command", {"command": "touch command.started; sleep 300"}, "third"),
     ("shell", "lab__sleep", {}, "fourth"),
     ("worker", "lab__stay", {}, "fifth"),
     ("server", "slow__stay", {}, "sixth"),
+    ("process", "start_process", {"command": "touch process.started; sleep 300", "wait": 0}, "seventh"),
+    ("published", "start_process", {"command": _LISTEN, "port": 8000, "wait": 30}, "eighth"),
 ]
+# What a program creates in its chat's folder; and the number of programs that start in every sandbox.
+_STARTED = "data/**/*.started"
+_CERTAIN = 6
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,7 @@ class Report:
     rounds: int
     left: list[str]
     slowest: float
+    over_a_second: int
     rounds_with: dict[str, int]
     histogram: dict[str, str]
 
@@ -156,11 +166,11 @@ async def start_all(backend: str, directory: Path, announce: int) -> None:
         imported = [name for name in sys.modules if name.startswith(("gateway.", "mcp", "pydantic", "httpx"))]
         os.write(announce, f"{CALLING} {' '.join(imported)}\n".encode())
         async with asyncio.TaskGroup() as group:
-            for _, tool, arguments, chat in _CALLS:
+            for _, tool, arguments, chat in random.sample(_CALLS, len(_CALLS)):
                 group.create_task(_call(gateway, tool, arguments, chat))
 
 
-async def _call(gateway: Gateway, tool: str, arguments: dict[str, str], chat: str) -> None:
+async def _call(gateway: Gateway, tool: str, arguments: dict[str, Any], chat: str) -> None:
     outcome = await gateway.call(tool, arguments, chat=chat, confirmed=True)
     print(f"{tool} ended: {outcome}", file=sys.stderr, flush=True)
 
@@ -183,11 +193,11 @@ def play(backend: str, directory: Path, rounds: int) -> Iterator[Round]:
     """Start and kill a gateway so often. What a killed gateway leaves becomes a child of this process."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in range(rounds):
-        yield _play_round(backend, directory, (CALLING, CALLING, CALLING, OPENING)[number % 4])
+        yield _play_round(backend, directory, (CALLING, RUNNING, CALLING, OPENING)[number % 4])
 
 
 def _play_round(backend: str, directory: Path, moment: str) -> Round:
-    for marker in directory.glob("data/**/*.started"):
+    for marker in directory.glob(_STARTED):
         marker.unlink()
     delay = random.uniform(0, LATEST_KILL)
     read, write = os.pipe()
@@ -199,19 +209,22 @@ def _play_round(backend: str, directory: Path, moment: str) -> Round:
     with open(read) as announced:
         for line in announced:
             name, *modules = line.split()
-            if name == moment:
+            if name == (OPENING if moment == OPENING else CALLING):
                 break
         else:
             raise AssertionError("the gateway ended by itself")
         before = len(usage(os.getpid()).processes)
         while len(usage(os.getpid()).processes) <= before:  # a busy machine takes its time until the first start
             time.sleep(0.001)
+        programs = random.randint(1, _CERTAIN) if moment == RUNNING else 0
+        while len(list(directory.glob(_STARTED))) < programs:
+            time.sleep(0.001)
         time.sleep(delay)
         running = [_command_line(pid) for pid in usage(os.getpid()).processes]
         os.kill(gateway, signal.SIGKILL)
     os.waitpid(gateway, 0)
     killed = time.monotonic()
-    started = sorted(f"{path.stem} runs" for path in directory.glob("data/**/*.started"))
+    started = sorted(f"{path.stem} runs" for path in directory.glob(_STARTED))
     while (left := _descendants()) and time.monotonic() < killed + _PATIENCE:
         time.sleep(0.005)
     seconds = time.monotonic() - killed
@@ -252,6 +265,7 @@ def summarize(rounds: Iterable[Round]) -> Report:
         rounds=len(rounds),
         left=[line for each in rounds for line in each.left],
         slowest=max(each.seconds for each in rounds),
+        over_a_second=sum(each.seconds > 1 for each in rounds),
         rounds_with=dict(Counter(name for each in rounds for name in each.kinds + each.started)),
         histogram={name: _describe(chosen) for name, chosen in bins.items()},
     )

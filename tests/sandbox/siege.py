@@ -102,11 +102,11 @@ def besiege(backend: str, folder: Path) -> Verdicts:
         argv = (INTERPRETER, "-I", "-S", str(ATTACKS), json.dumps(target))
         place = folder / "workspace"
         if backend == BARE:
-            told = subprocess.run(argv, capture_output=True, cwd=place, close_fds=False, timeout=60).stdout
+            output = subprocess.run(argv, capture_output=True, cwd=place, close_fds=False, timeout=60).stdout
         else:
-            told = asyncio.run(_attack(BACKENDS[backend](), argv, place, target))
-    lines = told.decode().splitlines()
-    assert lines[-1:] == ["all tried"], told
+            output = asyncio.run(_attack(BACKENDS[backend](), argv, place, target))
+    lines = output.decode().splitlines()
+    assert lines[-1:] == ["all tried"], output
     verdicts: Verdicts = json.loads(lines[-2])
     return verdicts
 
@@ -342,7 +342,7 @@ if __name__ == "__main__":
     backend, folder, *parts = sys.argv[1:]
     acts: dict[str, Callable[[str, Path], Verdicts]] = {"attacks": besiege, "bombs": bombard}
     acts |= {name: functools.partial(bombard, bombs={name: bomb}) for name, bomb in BOMBS.items()}
-    told: Verdicts = {}
+    output: Verdicts = {}
     for part in parts or ("attacks", "bombs"):
-        told |= acts[part](backend, Path(folder))
-    print(json.dumps(told))
+        output |= acts[part](backend, Path(folder))
+    print(json.dumps(output))

@@ -65,8 +65,8 @@ def test_the_attack_works_where_nothing_stops_it(verdicts: Verdicts, name: str) 
 @pytest.mark.parametrize("backend", ["bwrap", "landlock"])
 def test_a_normal_user_is_as_safe(backend: str, world: World) -> None:
     make(backend)
-    told = world.run("user", "-m", "tests.sandbox.siege", backend, str(world.field), "attacks")
-    assert told.returncode == 0, told.stderr
-    verdicts: Verdicts = json.loads(told.stdout)
+    output = world.run("user", "-m", "tests.sandbox.siege", backend, str(world.field), "attacks")
+    assert output.returncode == 0, output.stderr
+    verdicts: Verdicts = json.loads(output.stdout)
     assert verdicts.keys() == attacks.ATTACKS.keys()
     assert {name: verdict for name, verdict in verdicts.items() if verdict[0] != "stopped"} == {}

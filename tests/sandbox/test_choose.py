@@ -102,7 +102,7 @@ async def test_this_machine_offers_one(offer: Callable[[Candidates], None]) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("printed", "meant"),
     [
         ("bwrap: setting up uid map: Permission denied", "AppArmor"),
         ("bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted", "AppArmor"),
@@ -112,8 +112,8 @@ async def test_this_machine_offers_one(offer: Callable[[Candidates], None]) -> N
         ("bwrap: something new", "bwrap: something new"),
     ],
 )
-def test_what_bubblewrap_says_is_put_in_words(said: str, meant: str) -> None:
-    assert meant in detect._cause(said)
+def test_what_bubblewrap_says_is_put_in_words(printed: str, meant: str) -> None:
+    assert meant in detect._cause(printed)
 
 
 def no_landlock() -> Sandbox:
@@ -173,8 +173,8 @@ async def test_on_a_machine_that_refuses_every_sandbox_nothing_runs(tmp_path: Pa
     gateway = await asyncio.create_subprocess_exec(
         sys.executable, "-c", BARREN, str(tmp_path), stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
     )
-    told, _ = await gateway.communicate()
-    refusal, direct = json.loads(told)
+    output, _ = await gateway.communicate()
+    refusal, direct = json.loads(output)
     assert refusal == ["SANDBOX_UNAVAILABLE", ["bwrap", "landlock"], len(detect.FIXES)]
     assert direct == "SANDBOX_UNAVAILABLE"
     assert list(tmp_path.iterdir()) == []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 from itertools import product
 
 import pytest
+from amounts import NIGHTLY, amount
 
 from .conftest import World, make, require_packages
 from .consent_properties import Report
@@ -19,9 +21,9 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="both sandboxes need Linux"),
 ]
 
-EXAMPLES = int(os.environ.get("TOOLGATE_CONSENT_EXAMPLES", "3"))
-# The first seed; each example has the next one.
-SEED = int(os.environ.get("TOOLGATE_CONSENT_SEED", "1"))
+EXAMPLES = int(os.environ.get("TOOLGATE_CONSENT_EXAMPLES", amount(3, nightly=12)))
+# The first seed, a new one each night; each example has the next one.
+SEED = int(os.environ.get("TOOLGATE_CONSENT_SEED", secrets.randbelow(1_000_000) if NIGHTLY else 1))
 
 
 @pytest.mark.parametrize(("backend", "user"), list(product(SANDBOXES, USERS)))

@@ -94,6 +94,19 @@ async def test_hidden_files_are_found_under_every_name_and_a_directory_stands_fo
     assert find_hidden(folder, hides) != found
 
 
+async def test_protected_directory_with_a_hidden_file_deep_in_it_stays_read_only(tmp_path: Path) -> None:
+    sandbox, folder = make("bwrap"), tmp_path / "ws"
+    (folder / ".husky/_").mkdir(parents=True)
+    (folder / ".husky/_/a.env").write_text(SECRET)
+    code = (
+        "import pathlib\ntry: pathlib.Path('.husky/_/pre-push').write_text('planted')\nexcept OSError: print('refused')"
+    )
+    program = hiding(sandbox, folder, find_hidden(folder, hides), code)
+    program = replace(program, mounts=tuple(replace(each, protected=(".husky",)) for each in program.mounts))
+    finished = await run(sandbox, program, timeout=60)
+    assert (finished.stdout, list((folder / ".husky/_").iterdir())) == (b"refused\n", [folder / ".husky/_/a.env"])
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="root can list every directory")
 async def test_a_directory_that_cannot_be_listed_is_hidden_whole(folder: Path) -> None:
     (folder / "conf").chmod(0)

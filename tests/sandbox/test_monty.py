@@ -23,13 +23,13 @@ async def monty() -> AsyncIterator[Monty]:
 async def test_code_works_in_its_folder(monty: Monty, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("6 * 7")
     code = "import os\nopen('out', 'w').write(open('in').read() + os.environ['MORE'])\nprint('done')"
-    heard: list[tuple[str, bytes]] = []
+    received: list[tuple[str, bytes]] = []
     finished = await monty.run(
-        code, folder=tmp_path, env={"MORE": " = 42"}, timeout=60, on_output=lambda *told: heard.append(told)
+        code, folder=tmp_path, env={"MORE": " = 42"}, timeout=60, on_output=lambda *told: received.append(told)
     )
     assert (finished.exit, finished.stdout, finished.stderr) == (Exit(0), b"done\n", b"")
     assert (tmp_path / "out").read_text() == "6 * 7 = 42"
-    assert heard == [("stdout", b"done\n")]
+    assert received == [("stdout", b"done\n")]
 
 
 async def test_a_failure_is_told_as_python_tells_it(monty: Monty) -> None:

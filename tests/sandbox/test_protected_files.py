@@ -24,10 +24,10 @@ TRY = dedent(
     place = Path(os.environ["TMPDIR"], "person")
     folder = place / "project"
     FILES = {".git/hooks/pre-commit": 0o755, ".git/config": 0o644, "toolgate.yaml": 0o600, "sub/.git/hooks/x": 0o755,
-             "sub/.vscode/tasks.json": 0o644, ".git/modules/lib/config": 0o644, "a.txt": 0o644}
+             "sub/.vscode/tasks.json": 0o644, ".git/modules/lib/config": 0o644, "a.txt": 0o644, "my/hooks/x": 0o755}
     for name, mode in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(name)
+        (folder / name).write_text("[core]\\n\\thooksPath = my/hooks\\n" if name == ".git/config" else name)
         (folder / name).chmod(mode)
     (folder / ".envrc").symlink_to("a.txt")
 
@@ -64,6 +64,7 @@ TRY = dedent(
         "rm -f .git/hooks/pre-commit; ln -s /bin/true .git/hooks/pre-commit",
         "echo planted > .git/hooks/post-commit; chmod 755 .git/hooks/post-commit",
         "rm .envrc; ln -s toolgate.yaml .envrc",
+        "echo planted > my/hooks/x; echo planted > my/hooks/pre-push; mv my your; mkdir -p my/hooks; touch my/hooks/x",
         "mkdir -p hidden/.git/hooks; echo planted > hidden/.git/hooks/pre-commit; chmod 311 hidden",
     ]
 
@@ -77,6 +78,7 @@ TRY = dedent(
                 assert os.readlink(folder / ".envrc") == "a.txt", script
                 hooks = {each.name for each in (folder / ".git/hooks").iterdir() if "toolgate-removed" not in each.name}
                 assert hooks == {"pre-commit"}, (script, hooks)
+                assert not (folder / "my/hooks/pre-push").exists(), script
                 assert not (folder / "hidden/.git").exists(), script
         assert await attempt(sandbox, "echo agreed > toolgate.yaml", ("toolgate.yaml",)) is None
         assert state() == before | {"toolgate.yaml": ("agreed\\n", 0o600)}

@@ -115,8 +115,8 @@ async def test_nothing_of_the_lending_is_seen_outside(folder: Path) -> None:
 
 def held(status: str) -> dict[str, list[str]]:
     """Who a process is and what it may, as the kernel tells it."""
-    told = dict(line.split(":", 1) for line in status.splitlines())
-    return {name: told[name].split() for name in ("Uid", "Gid", "Groups", "CapPrm", "CapEff", "CapAmb")}
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    return {name: fields[name].split() for name in ("Uid", "Gid", "Groups", "CapPrm", "CapEff", "CapAmb")}
 
 
 def have_more() -> None:

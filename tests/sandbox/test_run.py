@@ -242,7 +242,20 @@ asyncio.run(main())
     assert not (tmp_path / "ws/beat").exists()
 
 
+async def test_python_touches_and_copies_files(any_sandbox: Sandbox, tmp_path: Path) -> None:
+    code = (
+        "import pathlib, shutil; pathlib.Path('new').touch(); shutil.copy2('new', 'copy'); pathlib.Path('new').touch()"
+    )
+    finished = await run(any_sandbox, python(code, **workspace(tmp_path / "ws", any_sandbox)), timeout=60)
+    assert finished.exit == Exit(0), finished.stderr
+    assert sorted(path.name for path in (tmp_path / "ws").iterdir()) == ["copy", "new"]
+
+
+KILL_ROUNDS = int(os.environ.get("TOOLGATE_KILL_ROUNDS", amount(4, nightly=60)))
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(600 + 10 * KILL_ROUNDS)
 @pytest.mark.parametrize("backend", ["bwrap", "landlock"])
 @pytest.mark.parametrize("user", ["root", "user"])
 def test_nothing_outlives_a_gateway_that_is_killed_while_it_starts_programs(
@@ -251,12 +264,13 @@ def test_nothing_outlives_a_gateway_that_is_killed_while_it_starts_programs(
     """`TOOLGATE_KILL_ROUNDS` makes it more rounds than fit into a run of all tests."""
     make(backend)
     require_packages(world, user)
-    rounds = os.environ.get("TOOLGATE_KILL_ROUNDS", str(amount(4, nightly=60)))
-    program = world.run(user, "-m", "tests.sandbox.killed_gateway", backend, str(world.field), rounds, "2")
+    arguments = (backend, str(world.field), str(KILL_ROUNDS), "2")
+    program = world.run(user, "-m", "tests.sandbox.killed_gateway", *arguments, timeout=580 + 10 * KILL_ROUNDS)
     assert program.returncode == 0, program.stderr[-8000:]
+    print(program.stdout)  # the figures, shown by `pytest -rP`
     report = json.loads(program.stdout)
     assert report["left"] == [], report
-    assert report["rounds"] == int(rounds)
+    assert report["rounds"] == KILL_ROUNDS
 
 
 async def test_a_bubblewrap_that_someone_kills_harms_no_other() -> None:
@@ -328,40 +342,40 @@ def test_it_is_the_same_on_uvloop(any_sandbox: Sandbox) -> None:
 
 
 async def test_what_it_writes_is_told_while_it_runs(any_sandbox: Sandbox) -> None:
-    heard: list[tuple[str, bytes]] = []
+    received: list[tuple[str, bytes]] = []
     answered = asyncio.Event()
 
     def said(stream: str, data: bytes) -> None:
-        heard.append((stream, data))
+        received.append((stream, data))
         answered.set()
 
     code = "import sys, time; print('now', flush=True); time.sleep(300)"
     running = asyncio.create_task(run(any_sandbox, python(code), timeout=60, on_output=said))
     with anyio.fail_after(60):
         await answered.wait()
-    assert heard == [("stdout", b"now\n")]
+    assert received == [("stdout", b"now\n")]
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
 
 async def test_only_so_much_is_told_and_a_listener_that_fails_harms_nobody(sandbox: Sandbox) -> None:
-    heard = bytearray()
+    received = bytearray()
 
     def said(stream: str, data: bytes) -> None:
         assert stream == "stdout"
-        heard.extend(data)
+        received.extend(data)
 
     code = "import sys; sys.stdout.write('x' * 100_000)"
     finished = await run(sandbox, python(code), timeout=60, output_limit=1000, on_output=said)
-    assert (len(heard), finished.exit, finished.stdout_truncated) == (1000, Exit(0), True)
+    assert (len(received), finished.exit, finished.stdout_truncated) == (1000, Exit(0), True)
 
     def fails(stream: str, data: bytes) -> None:
-        heard.clear()
+        received.clear()
         raise RuntimeError("deaf")
 
     finished = await run(sandbox, python(code), timeout=60, on_output=fails)
-    assert (len(finished.stdout), finished.exit, bytes(heard)) == (100_000, Exit(0), b"")
+    assert (len(finished.stdout), finished.exit, bytes(received)) == (100_000, Exit(0), b"")
 
 
 def test_a_folder_is_named_whole() -> None:

@@ -214,19 +214,19 @@ def test_nobody_hides_in_a_proc_that_hides_processes(backend: str, hidepid: str,
     bombs = [name for name in BOMBS if name.startswith("use_the_memory") and name.endswith("locked_door")]
     bombs += ["use_the_memory", "start_too_many", "write_to_files_without_a_name"]
     siege = (_interpreter(), "-B", "-m", "tests.sandbox.siege", backend, str(world.field), *bombs)
-    told = world.run("root", "-c", HIDE, hidepid, *siege)
-    if told.returncode == NOT_MOUNTED:
+    output = world.run("root", "-c", HIDE, hidepid, *siege)
+    if output.returncode == NOT_MOUNTED:
         missing("the root of a container may not mount /proc")
-    assert told.returncode == 0, told.stderr
-    verdicts: Verdicts = json.loads(told.stdout)
+    assert output.returncode == 0, output.stderr
+    verdicts: Verdicts = json.loads(output.stdout)
     assert verdicts.keys() == set(bombs)
     assert {name: verdict for name, verdict in verdicts.items() if verdict[0] != "stopped"} == {}
 
 
 def besiege_as(world: World, backend: str, user: str) -> Verdicts:
-    told = world.run(user, "-m", "tests.sandbox.siege", backend, str(world.field))
-    assert told.returncode == 0, told.stderr
-    verdicts: Verdicts = json.loads(told.stdout)
+    output = world.run(user, "-m", "tests.sandbox.siege", backend, str(world.field))
+    assert output.returncode == 0, output.stderr
+    verdicts: Verdicts = json.loads(output.stdout)
     return verdicts
 
 
@@ -262,6 +262,6 @@ def test_what_root_is_promised_holds_for_a_normal_user(files: str, world: World)
     paths = [f"tests/sandbox/test_{name}.py" for name in files.split()]
     left_out = "not unconfined and not bomb and not gateway_that_is_killed and not whoever_runs"
     chosen = ("-k", left_out, "-m", "not slow" if files == "spares" else "")
-    told = world.run("user", "-m", "pytest", "-q", "-rs", "--tb=short", "-p", "no:xdist", *chosen, *paths)
-    assert told.returncode == 0, told.stdout[-8000:]
-    assert "skipped" not in told.stdout.splitlines()[-1], told.stdout[-2000:]
+    output = world.run("user", "-m", "pytest", "-q", "-rs", "--tb=short", "-p", "no:xdist", *chosen, *paths)
+    assert output.returncode == 0, output.stdout[-8000:]
+    assert "skipped" not in output.stdout.splitlines()[-1], output.stdout[-2000:]

@@ -62,10 +62,10 @@ def request(
     method: str, params: Mapping[str, Any] | None = None, number: Any = 1, envelope: Mapping[str, Any] = ENVELOPE
 ) -> dict[str, Any]:
     """Return a request; without an envelope it is one of the handshake versions."""
-    said = dict(params or {})
+    parameters = dict(params or {})
     if envelope:
-        said["_meta"] = {**envelope, **said.get("_meta", {})}
-    return {"jsonrpc": "2.0", "id": number, "method": method, **({"params": said} if said else {})}
+        parameters["_meta"] = {**envelope, **parameters.get("_meta", {})}
+    return {"jsonrpc": "2.0", "id": number, "method": method, **({"params": parameters} if parameters else {})}
 
 
 def call(name: str, arguments: Mapping[str, Any] | None = None, number: Any = 1, **options: Any) -> dict[str, Any]:
@@ -195,8 +195,8 @@ class RecordingSource:
 
     def take_calls(self) -> list[dict[str, Any]]:
         """Return the calls since the last time, without what depends on their path."""
-        told, self.calls = self.calls, []
-        return [_describe_call(each) for each in told]
+        taken, self.calls = self.calls, []
+        return [_describe_call(each) for each in taken]
 
 
 def _make_tool(name: str, **more: Any) -> Tool:

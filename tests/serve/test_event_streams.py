@@ -139,14 +139,14 @@ async def test_notifications_missed_while_disconnected_are_fetched_by_resuming(s
     client = await servers.session()
     stream = client.send(None, {"content-length": None}, method="GET")
     await stream.started()
-    servers.server.handlers.notifications.notify_tools()
+    servers.server.handlers.notifications.notify_lists(["tools"])
     [first] = ids(await stream.until(b"tools/list_changed"))
     stream.leave()
     await async_eventually(stream.done.done)
-    servers.server.handlers.notifications.notify_upstreams()
+    servers.server.handlers.notifications.notify_lists(["prompts", "resources"])
     resumed = resume(client, first)
     await resumed.until(b"resources/list_changed")
-    servers.server.handlers.notifications.notify_tools()
+    servers.server.handlers.notifications.notify_lists(["tools"])
     await resumed.until(b"tools/list_changed")
     methods = [(await resumed.event())["method"].removeprefix("notifications/") for _ in range(3)]
     assert methods == ["prompts/list_changed", "resources/list_changed", "tools/list_changed"]

@@ -11,8 +11,11 @@ import anyio
 import pytest
 from eventually import TIMEOUT, async_eventually
 
+from gateway.identity import OWNER, Principal
+from gateway.protocol import CLIENT_INFO_META_KEY, LOG_LEVEL_META_KEY
 from gateway.serve.http import fastpath
 from gateway.serve.mcp import event_streams
+from gateway.serve.mcp.fastpath import Envelope, parse_modern
 
 from .servers import ABLE, ENVELOPE, Client, Exchange, Servers, call, open_servers, request
 
@@ -66,8 +69,8 @@ async def start_call(servers: Servers, client: Client, message: Any) -> Exchange
 async def test_progress_is_sent_before_the_response(servers: Servers, era: str) -> None:
     client = await client_of(servers, era)
     answer = await client.ask(make_call(era, "count", progressToken="t"))
-    *told, last = answer.messages
-    assert [each["params"] for each in told] == [
+    *received, last = answer.messages
+    assert [each["params"] for each in received] == [
         {"progressToken": "t", "progress": 1, "total": 3, "message": "on"},
         {"progressToken": "t", "progress": 2.5},
         {"progressToken": "t", "progress": 3, "total": 3},
@@ -113,15 +116,19 @@ async def test_question_is_sent_on_the_stream_of_its_call_and_answered_by_anothe
     exchange = client.send(make_call("handshake", "ask"))
     question = await exchange.event()
     assert (question["method"], question["params"]["message"]) == ("elicitation/create", "what?")
-    said = await client.ask({"jsonrpc": "2.0", "id": question["id"], "result": ACCEPTED})
-    assert (said.status, said.body, said.headers["mcp-session-id"]) == (202, b"", client.session["mcp-session-id"])
+    response = await client.ask({"jsonrpc": "2.0", "id": question["id"], "result": ACCEPTED})
+    assert (response.status, response.body, response.headers["mcp-session-id"]) == (
+        202,
+        b"",
+        client.session["mcp-session-id"],
+    )
     assert value((await exchange.answer()).message) == '{"action":"accept","content":{"answer":"42"}}'
     again = await client.ask({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "decline"}})
     assert again.status == 202
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("response", "received"),
     [
         ({"error": {"code": -1, "message": "no", "data": [1]}}, {"code": -1, "message": "no", "data": [1]}),
         ({"error": {"code": -1}}, {"code": -32600, "data": None}),
@@ -131,15 +138,15 @@ async def test_question_is_sent_on_the_stream_of_its_call_and_answered_by_anothe
     ids=["no", "no error", "no result", "nothing"],
 )
 async def test_error_response_to_a_question_reaches_the_tool(
-    servers: Servers, said: dict[str, Any], told: dict[str, Any]
+    servers: Servers, response: dict[str, Any], received: dict[str, Any]
 ) -> None:
     client = await servers.session(ABLE)
     exchange = client.send(make_call("handshake", "ask"))
     question = await exchange.event()
-    assert (await client.ask({"jsonrpc": "2.0", "id": question["id"], **said})).status == 202
-    heard = (await exchange.answer()).message["result"]["content"][0]["text"]
-    for each in (f'"code":{told["code"]}', '"message":'):
-        assert each in heard
+    assert (await client.ask({"jsonrpc": "2.0", "id": question["id"], **response})).status == 202
+    answered = (await exchange.answer()).message["result"]["content"][0]["text"]
+    for each in (f'"code":{received["code"]}', '"message":'):
+        assert each in answered
 
 
 async def test_question_is_answered_only_by_the_client_that_was_asked(servers: Servers) -> None:
@@ -334,3 +341,23 @@ async def test_list_and_call_take_the_fast_path_in_both_versions(servers: Server
     assert older.headers["content-type"] == "application/json"
     newer = await Client(servers.fast).ask(request(method, params))
     assert ("toolgate-call-id" in newer.headers) == (method == "tools/call")
+
+
+async def test_description_of_a_client_is_reused_only_word_for_word_and_for_its_own_principal() -> None:
+    async def ignore(message: object) -> None:
+        pass
+
+    def parse(known: Envelope | None, changed: dict[str, Any], principal: Principal = OWNER) -> Any:
+        params = {"name": "echo", "_meta": {**ENVELOPE, **changed}}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        return parse_modern(message, principal, "default", ignore, known=known)
+
+    first, known = parse(None, {})
+    again, same = parse(known, {})
+    assert same is known and again.caller == first.caller
+    other = {CLIENT_INFO_META_KEY: {"name": "other", "version": "2"}}
+    assert parse(known, other)[0].caller.client == "other 2"
+    assert parse(known, {}, Principal("ann"))[0].caller.principal == "ann"
+    assert parse(known, {LOG_LEVEL_META_KEY: "loud"}) is None
+    _, known = parse(None, {"com.example/flag": 1})
+    assert parse(known, {"com.example/flag": True})[0].client.meta["com.example/flag"] is True

@@ -204,11 +204,18 @@ async def test_upstream_response_on_a_stream_is_encoded_again(front: tuple[Serve
     assert own(await call_upstream(servers))["content"] == [{"type": "text", "text": "grüße"}]
 
 
-@pytest.mark.parametrize("words", [plain({"structuredContent": {"a": 1}}), plain({"content": None}), plain({})])
-async def test_result_without_content_gets_content(front: tuple[Servers, Upstream], words: str) -> None:
+async def test_structured_result_without_content_gets_content(front: tuple[Servers, Upstream]) -> None:
+    servers, upstream = front
+    upstream.words = plain({"structuredContent": {"a": 1}})
+    assert own(await call_upstream(servers))["content"] == []
+
+
+@pytest.mark.parametrize("words", [plain({"content": None}), plain({})])
+async def test_result_without_anything_is_an_error_of_the_upstream(front: tuple[Servers, Upstream], words: str) -> None:
     servers, upstream = front
     upstream.words = words
-    assert own(await call_upstream(servers))["content"] == []
+    [block] = own(await call_upstream(servers))["content"]
+    assert block["text"].startswith("UPSTREAM_ERROR: up:speak answered with no result of a tool")
 
 
 async def test_large_result_that_is_not_stored_is_passed_on_unchanged(tmp_path: Path) -> None:
@@ -307,6 +314,6 @@ async def test_log_messages_are_sent_from_the_requested_level_on(front: tuple[Se
         await client.ask(request("logging/setLevel", {"level": "warning"}, envelope={}))
         some = await client.ask(call("up__speak", envelope={}))
     assert len(none.messages) == 1
-    *told, last = some.messages
-    assert [each["params"]["level"] for each in told] == ["warning", "error"]
+    *received, last = some.messages
+    assert [each["params"]["level"] for each in received] == ["warning", "error"]
     assert last["result"]["tomorrow"] == [1.5, 100.0]

@@ -54,8 +54,8 @@ async def start_call(servers: Servers) -> None:
 
 
 def text(message: Any) -> str:
-    told: str = message["result"]["content"][0]["text"]
-    return told
+    answers: str = message["result"]["content"][0]["text"]
+    return answers
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -80,8 +80,8 @@ async def test_progress_comes_before_the_response_and_nothing_after_it(servers: 
     async with serve_on_pipes(servers.gateway) as pipes:
         await open_connection(pipes, era)
         pipes.send(make_call(era, "count", progressToken=0))
-        told = [await pipes.line() for _ in range(3)]
-        assert [each["params"]["progress"] for each in told] == [1, 2.5, 3]
+        answers = [await pipes.line() for _ in range(3)]
+        assert [each["params"]["progress"] for each in answers] == [1, 2.5, 3]
         assert text(await pipes.line()) == '"counted"'
         assert text(await pipes.ask(make_call(era, "late", progressToken=1))) == '"answered"'
         servers.source.go.set()
@@ -101,15 +101,15 @@ async def test_call_does_not_block_the_next(servers: Servers, era: str) -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-@pytest.mark.parametrize(("number", "said"), [(1, 1), (1, "1"), ("a", "a")])
+@pytest.mark.parametrize(("number", "identifier"), [(1, 1), (1, "1"), ("a", "a")])
 async def test_cancelled_call_ends_without_a_response(
-    servers: Servers, era: str, number: int | str, said: int | str
+    servers: Servers, era: str, number: int | str, identifier: int | str
 ) -> None:
     async with serve_on_pipes(servers.gateway) as pipes:
         await open_connection(pipes, era)
         pipes.send(make_call(era, "wait", number=number))
         await start_call(servers)
-        pipes.send(cancellation(said), make_call(era, "echo", number=2))
+        pipes.send(cancellation(identifier), make_call(era, "echo", number=2))
         assert (await pipes.line())["id"] == 2
         pipes.close()
         assert await pipes.rest() == []

@@ -52,10 +52,10 @@ class Nothing(HeaderCache):
         return None
 
 
-async def _say(way: bytes, said: bytes, body: bytes, send: Send) -> None:
+async def _say(way: bytes, sent: bytes, body: bytes, send: Send) -> None:
     for _ in range(5 if body.startswith(b"late") else 0):
         await asyncio.sleep(0)
-    text = b"<%b|%b|%b>" % (way, said, body)
+    text = b"<%b|%b|%b>" % (way, sent, body)
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(text))]})
     await send({"type": "http.response.body", "body": text})
 
@@ -92,7 +92,7 @@ class Place:
             ours.close()
             await _turns(3)
 
-    async def told(self, packets: Sequence[bytes]) -> bytes:
+    async def answer_to(self, packets: Sequence[bytes]) -> bytes:
         """All that is answered on one connection, over which these come one after another."""
         async with self.line() as line:
             return b"".join([await line.say(packet) for packet in packets]) + await line.say(b"", wait=True)
@@ -139,7 +139,8 @@ def posted(body: bytes, *lines: bytes, length: bytes | None = None, first: bytes
 
 
 A, B, LATE = posted(b"aaaa"), posted(b"bbbbbbb", b"X-Said: b"), posted(b"late")
-KEPT = [A, B, LATE, posted(b"aaaa", b"Connection: keep-alive"), b"\r\n" + A]
+GET = posted(b"", length=b"X: y", first=b"GET /api/a HTTP/1.1")
+KEPT = [A, B, LATE, posted(b"aaaa", b"Connection: keep-alive"), b"\r\n" + A, GET]
 REQUESTS = [
     *KEPT,
     posted(b"long"),
@@ -153,6 +154,9 @@ REQUESTS = [
     posted(b"aaaa", first=b"POST /mcp?a=b HTTP/1.1"),
     posted(b"", first=b"GET /mcp HTTP/1.1"),
     posted(b""),
+    posted(b"", first=b"GET /api/a HTTP/1.1"),
+    posted(b"aaaa", first=b"GET /api/a HTTP/1.1"),
+    posted(b"4\r\naaaa\r\n0\r\n\r\n", length=b"Transfer-Encoding: chunked", first=b"GET /api/a HTTP/1.1"),
     *(posted(b"aaaa", length=b"Content-Length:" + length) for length in (b" 04", b" +4", b"4 ", b"2", b"6", b"99")),
     posted(b"aaaa", b"Content-Length: 4"),
     posted(b"4\r\naaaa\r\n0\r\n\r\n", length=b"Transfer-Encoding: chunked"),
@@ -173,7 +177,7 @@ def everything() -> HeaderCache:
     async def main() -> HeaderCache:
         place = Place()
         for each in REQUESTS:
-            await place.told([each])
+            await place.answer_to([each])
         return place.heads
 
     return anyio.run(main)
@@ -195,7 +199,7 @@ def test_responses_do_not_depend_on_the_header_cache(requests: list[bytes], cuts
     known, none = Place(deepcopy(everything())), Place(Nothing())
 
     async def main() -> None:
-        assert await known.told(packets) == await none.told(packets)
+        assert await known.answer_to(packets) == await none.answer_to(packets)
 
     anyio.run(main)
 
@@ -203,10 +207,36 @@ def test_responses_do_not_depend_on_the_header_cache(requests: list[bytes], cuts
 def test_head_in_the_cache_is_not_parsed() -> None:
     async def main() -> None:
         place = Place()
-        answers = [await place.told([A]), await place.told([A, A]), await place.told([A.replace(b"aaaa", b"cccc")])]
+        answers = [
+            await place.answer_to([A]),
+            await place.answer_to([A, A]),
+            await place.answer_to([A.replace(b"aaaa", b"cccc")]),
+        ]
         assert [answer.count(b"<short") for answer in answers] == [1, 2, 1]
         assert answers[2].endswith(b"<short||cccc>")
         assert len(place.echo.read) == 1
+
+    anyio.run(main)
+
+
+def test_get_request_of_rest_has_the_response_of_any_other_of_the_application() -> None:
+    requests = [
+        GET,
+        posted(b"", first=b"GET /api/a HTTP/1.1"),
+        posted(b"aaaa", first=b"GET /api/a HTTP/1.1"),
+        posted(b"4\r\naaaa\r\n0\r\n\r\n", length=b"Transfer-Encoding: chunked", first=b"GET /api/a HTTP/1.1"),
+        posted(b"", b"Connection: close", first=b"GET /api/a HTTP/1.1"),
+        posted(b"", first=b"GET /api/a HTTP/1.0"),
+        posted(b"", b"X-Said: 1", b"X-Said: 2", first=b"GET /api/a HTTP/1.1"),
+    ]
+
+    async def main() -> None:
+        place = Place()
+        for request in requests:
+            others = request.replace(b"/api/a", b"/else")
+            for _ in range(2):  # the second time with a known head
+                assert await place.answer_to([request, request]) == await place.answer_to([others, others]), request
+        assert len(place.heads._heads) == 2  # without a body, and to stay connected
 
     anyio.run(main)
 
@@ -229,10 +259,10 @@ def test_data_after_a_refused_upgrade_is_not_a_request() -> None:
 
     async def main() -> None:
         place = Place()
-        await place.told([A])
+        await place.answer_to([A])
         head = posted(b"", b"Connection: upgrade", b"Upgrade: h2c", length=b"Content-Length: %d" % len(A))
         for packets in ([head, A], [head + A], [head, B, A]):
-            answer = await place.told(packets)
+            answer = await place.answer_to(packets)
             assert (answer.count(b"HTTP/1.1"), answer.count(b"connection: close")) == (1, 1), answer
             assert answer.endswith(b"<long||>")
 
@@ -334,7 +364,7 @@ def test_keep_alive_timer_does_not_end_a_request_with_a_cached_head() -> None:
 def test_stopping_server_closes_after_a_request_with_a_cached_head() -> None:
     async def main() -> None:
         place = Place()
-        await place.told([LATE])
+        await place.answer_to([LATE])
         async with place.line() as idle, place.line() as line:
             await idle.say(A)
             line.ours.sendall(LATE)

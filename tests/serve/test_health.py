@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import urllib.error
 import urllib.request
@@ -103,3 +104,15 @@ def test_health_is_the_same_list_at_readyz_over_rest_and_in_doctor(tmp_path: Pat
         assert (probed["name"], probed["state"]) == ("kept", "fail")
         switch.touch()
         eventually(lambda: get("/readyz")[0] == 200)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("mebibytes", "amount"), [(100, "100 MiB"), (1023, "1023 MiB"), (73_813, "72.1 GiB")])
+async def test_health_names_free_space_in_a_unit_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mebibytes: int, amount: str
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=mebibytes * 2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    async with Gateway.open({"data_dir": str(tmp_path)}) as gateway:
+        message = find(await check_health(gateway), "data").message
+    assert f", {amount} free" in message

@@ -115,7 +115,7 @@ def encode_request(
 ) -> bytes:
     """A request as its bytes: `more` are lines of the head besides, `chunks` the sizes its body is cut into."""
     body = message if isinstance(message, bytes) else json.dumps(message).encode() if message is not None else b""
-    said: dict[str, str | None] = {
+    request_headers: dict[str, str | None] = {
         "Host": "127.0.0.1",
         "Accept": "application/json, text/event-stream",
         "Content-Type": "application/json",
@@ -124,10 +124,10 @@ def encode_request(
         **(headers or {}),
     }
     if chunks is not None:
-        said |= {"Content-Length": None, "Transfer-Encoding": "chunked"}
+        request_headers |= {"Content-Length": None, "Transfer-Encoding": "chunked"}
         cuts = [0, *accumulate(chunks), len(body)]
         body = b"".join(chunk(body[start:end]) for start, end in pairwise(cuts)) + f"0\r\n{trailers}\r\n".encode()
-    lines = [target, *(f"{name}: {value}" for name, value in said.items() if value is not None), *more]
+    lines = [target, *(f"{name}: {value}" for name, value in request_headers.items() if value is not None), *more]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
@@ -446,8 +446,8 @@ async def test_event_stream_is_valid_chunked_http(served: Served) -> None:
         for _ in range(2):
             answer = await client.post("/mcp", json=counting, headers={**usual, **routing(counting)})
             assert answer.headers["transfer-encoding"] == "chunked"
-            told = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
-            assert [each.get("method", each.get("id")) for each in told] == ["notifications/progress"] * 3 + [1]
+            messages = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+            assert [each.get("method", each.get("id")) for each in messages] == ["notifications/progress"] * 3 + [1]
     assert served.passed == []
 
 

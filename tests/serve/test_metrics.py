@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import urllib.parse
+import urllib.request
 from functools import partial
 from pathlib import Path
 
 import pytest
+from amounts import NIGHTLY, amount
+from eventually import eventually
 from journeys.processes import environment, on_http
+from opcodes import count_opcodes
+from otlp_receiver import receive_spans
 from prometheus_client.parser import text_string_to_metric_families as parse
 from starlette.requests import Request
 
@@ -21,7 +28,7 @@ from gateway.calls import Call, Caller
 from gateway.extensions import telemetry
 from gateway.identity import OWNER, Principal
 from gateway.identity.roles import Roles
-from gateway.serve.http.metrics import metrics_route
+from gateway.serve.http.app import metrics_route
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("X3")]
 
@@ -58,12 +65,13 @@ async def test_calls_are_counted_by_tool_server_and_outcome(tmp_path: Path) -> N
     assert "process_cpu_seconds_total" in found or sys.platform != "linux"
 
 
+@pytest.mark.timeout(3600 if NIGHTLY else 600)
 async def test_made_up_names_chats_and_principals_add_no_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_TOOLS", 1)
     async with Gateway.open({"data_dir": str(tmp_path)}) as gateway:
         assert (await gateway.call("write_file", {"path": "a", "content": "b"})).ok
         before = await scrape(gateway)
-        for number in range(50):
+        for number in range(amount(50, nightly=100_000)):
             caller = Caller(principal=f"p{number}")
             await gateway.call(f"invented_{number}", {"n": number}, chat=f"chat-{number}", caller=caller)
         await gateway.call("read_file", {"path": "a"})  # one tool more than are counted apart
@@ -72,6 +80,19 @@ async def test_made_up_names_chats_and_principals_add_no_label(tmp_path: Path, m
         ("UNKNOWN_TOOL", "unknown", "unknown"),
         ("OK", "unknown", "unknown"),
     }
+
+
+async def test_metrics_cost_a_call_nothing_and_traces_little(tmp_path: Path) -> None:
+    async def count(**telemetry: object) -> float:
+        settings = {"data_dir": str(tmp_path / str(len(telemetry))), "telemetry": telemetry}
+        async with Gateway.open(settings) as gateway:
+            return await count_opcodes(lambda: gateway.call("list_directory", {}))
+
+    off, on = await count(prometheus=False), await count(prometheus=True)
+    with receive_spans() as receiver:
+        traced = await count(prometheus=True, otel={"endpoint": receiver.url})
+    assert abs(on - off) <= 0.02 * off
+    assert on < traced < 1.12 * on
 
 
 async def test_upstreams_and_queued_approvals_are_shown(tmp_path: Path) -> None:
@@ -110,10 +131,41 @@ def test_prometheus_takes_what_a_gateway_serves(tmp_path: Path) -> None:
         url = gateway.url.removesuffix("/mcp") + "/metrics"
         curl = [sys.executable, "-c", f"import urllib.request as u; print(u.urlopen({url!r}).read().decode(), end='')"]
         text = subprocess.run(curl, check=True, capture_output=True, text=True, env=environment(tmp_path)).stdout
-    assert "toolgate_calls_running 0.0" in text
-    if promtool is not None:
-        checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)
-        assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+        assert "toolgate_calls_running 0.0" in text
+        if promtool is not None:
+            checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True)
+            assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+        if NIGHTLY and (prometheus := shutil.which("prometheus")) is not None:
+            scrape_for_a_minute(prometheus, url.removeprefix("http://"), tmp_path)
+
+
+def scrape_for_a_minute(prometheus: str, target: str, directory: Path) -> None:
+    """Let Prometheus scrape every five seconds, and ask it afterwards how that went."""
+    host, _, path = target.partition("/")
+    scraped = {"job_name": "toolgate", "metrics_path": f"/{path}", "static_configs": [{"targets": [host]}]}
+    config = {"global": {"scrape_interval": "5s", "scrape_timeout": "5s"}, "scrape_configs": [scraped]}
+    (directory / "prometheus.yml").write_text(json.dumps(config))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [prometheus, f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/tsdb"]
+    with subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stderr=subprocess.DEVNULL) as process:
+
+        def query(text: str) -> list[float]:
+            url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': text})}"
+            try:
+                with urllib.request.urlopen(url) as answer:
+                    return [float(each["value"][1]) for each in json.load(answer)["data"]["result"]]
+            except OSError:
+                return []
+
+        try:
+            eventually(lambda: query("count_over_time(up[10m])") >= [13], timeout=600)
+            assert query("min_over_time(up[10m])") == [1]
+            assert query("toolgate_calls_running") == [0]
+            assert query("process_cpu_seconds_total")[0] > 0
+        finally:
+            process.terminate()
 
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "dashboard.json"

@@ -53,12 +53,12 @@ async def test_modern_client_that_listens_is_notified(gateway: Gateway) -> None:
 async def test_handshake_client_is_notified_once_of_simultaneous_changes(gateway: Gateway) -> None:
     executor = Executor([], catalog(1))
     face = McpServer(Handlers(executor, gateway.versions))
-    told: list[Any] = []
-    heard = anyio.Event()
+    received: list[Any] = []
+    noticed = anyio.Event()
 
     async def hear(message: Any) -> None:
-        told.append(message)
-        heard.set()
+        received.append(message)
+        noticed.set()
 
     async with Client(face.sdk, mode="legacy", message_handler=hear) as client:
         assert client.server_capabilities.tools is not None and client.server_capabilities.tools.list_changed
@@ -66,9 +66,9 @@ async def test_handshake_client_is_notified_once_of_simultaneous_changes(gateway
         executor.swap(catalog(2))
         executor.swap(catalog(3))
         with anyio.fail_after(TIMEOUT):
-            await heard.wait()
+            await noticed.wait()
         assert len((await client.list_tools()).tools) == 3
-    assert [type(message) for message in told] == [types.ToolListChangedNotification]
+    assert [type(message) for message in received] == [types.ToolListChangedNotification]
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -91,15 +91,15 @@ async def test_long_list_is_paged_and_changes_do_not_shift_pages(
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_progress_reaches_the_client_and_meta_chooses_chat_and_message(gateway: Gateway, mode: Any) -> None:
-    heard: list[tuple[float, float | None, str | None]] = []
+    noticed: list[tuple[float, float | None, str | None]] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
-        heard.append((progress, total, message))
+        noticed.append((progress, total, message))
 
     async with Client(McpServer(Handlers(Executor([], catalog(1)), gateway.versions)).sdk, mode=mode) as client:
         meta: Any = {"dev.toolgate/chat": "c1", "dev.toolgate/message": "m1"}
         result = await client.call_tool("t0000", {}, meta=meta, progress_callback=hear)
     assert isinstance(result, types.CallToolResult)
-    assert heard == [(1, 2, "half way")]
+    assert noticed == [(1, 2, "half way")]
     assert isinstance(result.content[0], types.TextContent)
     assert '"chat":"c1","message":"m1"' in result.content[0].text

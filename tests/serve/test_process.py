@@ -100,14 +100,24 @@ def test_serve_prints_its_url_answers_health_checks_and_stops_on_sigterm(tmp_pat
         for path in ("/healthz", "/readyz"):
             with urllib.request.urlopen(url.removesuffix("/mcp") + path, timeout=TIMEOUT) as answer:
                 assert json.loads(answer.read())["ok"] is True
-        assert len(post(url, {"method": "tools/list"})["tools"]) == 13
+        assert "list_directory" in {tool["name"] for tool in post(url, {"method": "tools/list"})["tools"]}
+        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).encode()
+        headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+        for request, status, advice in (
+            (urllib.request.Request(url, body, headers), 400, "Missing session ID: send initialize first"),
+            (url.removesuffix("cp") + "pc", 404, "there is no /mpc: MCP is at /mcp, REST at /api/docs"),
+            (url.removesuffix("mcp") + "tools", 404, "tools are listed at /tools/tools and /api/tools"),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(request, timeout=TIMEOUT)
+            assert (refused.value.code, advice in refused.value.read().decode()) == (status, True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 0
         assert process.stderr is not None
-        said = process.stderr.read()
+        errors = process.stderr.read()
     for client in ("Claude Desktop", "Claude Code", "Cursor", "VS Code", "lm-studio", "/mcp?chat=NAME"):
-        assert client in said
-    assert "Traceback" not in said
+        assert client in errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.slow
@@ -127,9 +137,9 @@ def test_call_in_progress_at_stop_is_finished_or_answered_and_recorded(
         process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0
     result = json.loads(answer)
-    told = result["_meta"].get("dev.toolgate/error", {}).get("code", "success")
+    error_code = result["_meta"].get("dev.toolgate/error", {}).get("code", "success")
     [row] = record(tmp_path, *options)
-    assert (told, row["error_code"] or row["status"]) == (expected, expected)
+    assert (error_code, row["error_code"] or row["status"]) == (expected, expected)
 
 
 ASK = "import sys, json, test_process as t; print(json.dumps(t.post(sys.argv[1], t.CALL)))"
@@ -187,4 +197,8 @@ def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
         command = [*TOOLGATE, "serve", "--transport", "http", "--port", port, "--data-dir", str(tmp_path)]
         run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert run.returncode == 1
-    assert run.stderr.startswith(f"toolgate: PORT_IN_USE: port {port} of 127.0.0.1 is in use")
+    assert run.stderr.startswith(f"toolgate: PORT_IN_USE: port {port} of 127.0.0.1 is in use; stop what uses it or")
+    with http(tmp_path, "--data-dir", str(tmp_path / "first")) as (_, url):
+        command[command.index("--port") + 1] = port = url.rpartition(":")[2].partition("/")[0]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert f"port {port} of 127.0.0.1 is in use; a Toolgate serves there already: stop it or choose" in run.stderr

@@ -13,6 +13,7 @@ import anyio
 import pytest
 from eventually import async_eventually
 from journeys.test_approval import Person, choose, decline
+from sources.toolset.writing import require_sandbox
 
 from gateway.admin.health import check_gateway
 from gateway.discovery import DESCRIPTION_LIMIT
@@ -109,6 +110,23 @@ async def test_program_whose_process_is_killed_fails_and_the_next_one_runs(tmp_p
         assert await run(client, "1 + 1") == "2"
 
 
+async def test_program_works_on_files_and_with_packages_by_code_in_the_sandbox(tmp_path: Path) -> None:
+    await require_sandbox()
+    development = {"development": {"enabled": True, "permission": "execute"}}
+    async with short_lists(tmp_path / "data", "code", categories=development) as lab:
+        outside = tmp_path / "data" / "outside.txt"
+        outside.write_text("secret")
+        code = f"""
+await write_file(path="in.csv", content="1\\n2\\n")
+inner = "open('sum.txt', 'w').write(str(sum(map(int, open('in.csv')))))\\nprint(open({str(outside)!r}).read())"
+ran = await run_code(language="python", code=inner)
+[(await read_file(path="sum.txt"))["content"], ran["exitCode"], "secret" in ran["stdout"]]
+"""
+        outcome = await lab.gateway.call("run_tools", {"code": code}, chat="files")
+        assert outcome.error is None and outcome.value["value"] == ["3", 1, False], outcome
+        assert await find_inner(lab) == [(tool, "success") for tool in ("write_file", "run_code", "read_file")]
+
+
 async def test_program_gets_the_same_refusal_for_a_hidden_tool_as_for_an_unknown_one(tmp_path: Path) -> None:
     roles = {"reader": {"permission": "read-only", "tools": {"deny": ["*chart*"]}}}
     async with short_lists(tmp_path, "code", roles=roles) as lab:
@@ -134,6 +152,15 @@ async def test_tool_that_only_views_may_call_does_not_exist_for_models(tmp_path:
             await run(client, "await notes__secret_view()"),
         ):
             assert "UNKNOWN_TOOL: no tool is named 'notes__secret_view'" in answer
+        for answer in (
+            await call(client, "describe_tool", name="notes:secret_view"),
+            await call(client, "describe_tool", name="notes__secret_viev"),
+            await call(client, "call_dangerous", tool="secret_viev"),
+            await run(client, "await call_tool('notes:secret_view', {})"),
+            await run(client, "await notes__secret_viev()"),
+            await call(client, "notes__secret_viev"),
+        ):
+            assert "UNKNOWN_TOOL" in answer and "notes__secret_view'" not in answer
         assert not lab.notes.calls
 
 

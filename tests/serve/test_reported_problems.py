@@ -19,17 +19,16 @@ from gateway.approval.rules import check_tool_patterns
 from gateway.cli import main
 from gateway.config.settings import ApprovalSettings
 from gateway.serve.mcp.handlers import Handlers, McpServer
+from gateway.sources.builtin.source import load
+from gateway.tools import Permission
 
 ERAS = pytest.mark.parametrize("era", ["auto", "legacy"])
 LOWERED = {"editing": {"permission": "read-only"}}
 EDITING = {
-    "write_file",
-    "edit_file",
-    "apply_patch",
-    "move_file",
-    "delete_file",
-    "workspace_restore",
-    "workspace_branch",
+    builtin.tool.id
+    for kind in ("files", "versions")
+    for builtin in load(kind)
+    if builtin.tool.permission is Permission.READ_WRITE
 }
 
 
@@ -71,7 +70,7 @@ async def test_a_toolset_is_installed_without_its_tool_above_the_category(tmp_pa
     assert "lab__say" in names and "lab__run" not in names
     assert refused.is_error and "CATEGORY_TOO_LOW: lab:run needs execute, but its category" in str(refused.content)
     [problem] = gateway.catalog.problems
-    assert "raise categories.toolsets.permission or move the tool" in problem.message
+    assert "toolgate category set toolsets --level execute" in problem.message
 
 
 @pytest.mark.anyio

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,14 @@ async def save(gateway: Gateway, path: str, content: str) -> None:
     (folder / path).write_text(content)
     async with gateway.versions.hold("c", "local") as files:
         await files.save("edit")
+
+
+async def call_code(client: Client, tool: str, **arguments: Any) -> str:
+    """The code of a call's error, as the model reads it."""
+    result = await client.call_tool(tool, arguments)
+    [block] = result.content
+    assert isinstance(block, types.TextContent)
+    return block.text.partition(":")[0] if result.is_error else "OK"
 
 
 async def latest(gateway: Gateway) -> str:
@@ -98,9 +107,9 @@ async def test_a_denied_file_is_refused_as_a_resource_as_by_read_file(
 @ERAS
 async def test_a_resource_that_would_be_asked_about_is_refused_with_the_tool_to_use(tmp_path: Path, era: Any) -> None:
     async with served(tmp_path, era, {**UNREAD, "then": "ask"}) as (gateway, client):
-        told = await refusal(client.read_resource("workspace://c/a.env"))
-        assert told.startswith("CONFIRMATION_REQUIRED: secrets stay here (rule 1")
-        assert told.endswith("but resources/read cannot ask for consent; call the tool 'read_file' instead")
+        reason = await refusal(client.read_resource("workspace://c/a.env"))
+        assert reason.startswith("CONFIRMATION_REQUIRED: secrets stay here (rule 1")
+        assert reason.endswith("but resources/read cannot ask for consent; call the tool 'read_file' instead")
         assert await recorded(gateway) == [("read_file", "resources/read", "error", "CONFIRMATION_REQUIRED")]
         assert await gateway.approvals.records.entries() == []
 
@@ -303,3 +312,34 @@ async def test_lists_leave_out_prompts_and_resources_that_a_rule_names(tmp_path:
     async with served(tmp_path / "files", era, {"tool": "read_file", "then": then}) as (_, client):
         _, own, left = await listed(client)
         assert own == set() and not [each for each in left if each.startswith("workspace:")]
+
+
+@ERAS
+async def test_files_do_not_leave_a_rule_with_their_directory(era: str, tmp_path: Path) -> None:
+    rules = (
+        {"tool": "*", "when": {"path": ["*.env", "secret/*"]}, "then": "deny"},
+        {"tool": "delete_file", "then": "allow"},
+    )
+    async with served(tmp_path, era, *rules) as (gateway, client):
+        call = partial(call_code, client)
+        folder = gateway.settings.data_dir / "chats/c/workspace"
+        for name in ("secret/key.txt", "deep/down/b.env", "plain/c.txt", "in/d.txt"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("kept\n")
+
+        for source, target in (("secret", "public"), ("deep", "public"), ("in", "secret/in"), ("in", "in.env")):
+            assert await call("move_file", **{"from": source, "to": target}) == "DENIED_BY_RULE"
+        (folder / "secret/key.txt").rename(folder / "key.txt")
+        (folder / "secret").rmdir()
+        assert await call("move_file", **{"from": "in", "to": "secret"}) == "DENIED_BY_RULE"
+        assert await call("delete_file", path="deep", recursive=True) == "DENIED_BY_RULE"
+        assert (folder / "deep/down/b.env").exists() and (folder / "in/d.txt").exists()
+        assert await call("move_file", **{"from": "plain", "to": "other"}) == "OK"
+        assert await call("delete_file", path="other", recursive=True) == "OK"
+
+
+@ERAS
+async def test_file_is_not_moved_away_from_a_rule_for_reading(era: str, tmp_path: Path) -> None:
+    async with served(tmp_path, era, UNREAD) as (_, client):
+        assert await call_code(client, "move_file", **{"from": "a.env", "to": "b.txt"}) == "DENIED_BY_RULE"
+        assert await call_code(client, "move_file", **{"from": "a.txt", "to": "b.txt"}) == "OK"

@@ -64,46 +64,46 @@ def folder(gateway: Gateway, chat: str = "c") -> Path:
     return gateway.settings.data_dir / "chats" / chat / "workspace"
 
 
-class Ear:
+class Listener:
     """What a client of either era is told of, waited for."""
 
-    def __init__(self, client: Client, told: list[Any]) -> None:
-        self.client, self.told = client, told
-        self.heard = anyio.Condition()
+    def __init__(self, client: Client, received: list[Any]) -> None:
+        self.client, self.received = client, received
+        self.arrived = anyio.Condition()
 
-    async def hear(self, event: Any) -> None:
-        async with self.heard:
-            self.told.append(event)
-            self.heard.notify_all()
+    async def add(self, event: Any) -> None:
+        async with self.arrived:
+            self.received.append(event)
+            self.arrived.notify_all()
 
-    async def hears(self, *expected: Any) -> None:
+    async def wait_for(self, *expected: Any) -> None:
         with anyio.fail_after(TIMEOUT):
-            async with self.heard:
-                while not set(expected) <= set(self.told):
-                    await self.heard.wait()
+            async with self.arrived:
+                while not set(expected) <= set(self.received):
+                    await self.arrived.wait()
 
 
 @asynccontextmanager
-async def following(gateway: Gateway, era: Any, *uris: str, chat: str = "c") -> AsyncIterator[Ear]:
+async def following(gateway: Gateway, era: Any, *uris: str, chat: str = "c") -> AsyncIterator[Listener]:
     """A client that follows these files and its chat's list of files."""
-    told: list[Any] = []
+    received: list[Any] = []
 
-    async def hear(message: Any) -> None:
+    async def take(message: Any) -> None:
         if isinstance(message, types.ResourceUpdatedNotification):
-            await ear.hear(ResourceUpdated(message.params.uri))
+            await listener.add(ResourceUpdated(message.params.uri))
         elif isinstance(message, types.ResourceListChangedNotification):
-            await ear.hear(ResourcesListChanged())
+            await listener.add(ResourcesListChanged())
 
-    async with connected(gateway, era, chat, message_handler=hear) as client:
-        ear = Ear(client, told)
+    async with connected(gateway, era, chat, message_handler=take) as client:
+        listener = Listener(client, received)
         if era == "legacy":
             await client.list_resources()
             for uri in uris:
                 await client.subscribe_resource(uri)
-            yield ear
+            yield listener
         else:  # the client hands what comes on the stream to its message handler too
             async with client.listen(resources_list_changed=True, resource_subscriptions=uris):
-                yield ear
+                yield listener
 
 
 @ERAS
@@ -398,58 +398,58 @@ async def test_manifests_are_completed_latest_first_and_other_things_refused(gat
 @ERAS
 async def test_subscribed_file_and_changed_list_are_notified(gateway: Gateway, era: Any) -> None:
     uri = file_uri("c", "notes/a b.txt")
-    async with following(gateway, era, uri) as ear:
+    async with following(gateway, era, uri) as listener:
         await write(gateway, "notes/a b.txt", "one")
-        await ear.hears(ResourceUpdated(uri), ResourcesListChanged())
-        ear.told.clear()
+        await listener.wait_for(ResourceUpdated(uri), ResourcesListChanged())
+        listener.received.clear()
         await write(gateway, "other.txt", "")
-        await ear.hears(ResourcesListChanged())
-        ear.told.clear()
+        await listener.wait_for(ResourcesListChanged())
+        listener.received.clear()
         (folder(gateway) / "empty").mkdir()
         await write(gateway, "other.txt", "changed, which is followed by nobody")
         await write(gateway, "notes/a b.txt", "two")
-        await ear.hears(ResourceUpdated(uri))
-        assert ear.told == [ResourceUpdated(uri)]
-        assert await content(ear.client, uri) == "two"
+        await listener.wait_for(ResourceUpdated(uri))
+        assert listener.received == [ResourceUpdated(uri)]
+        assert await content(listener.client, uri) == "two"
 
 
 @ERAS
 async def test_restored_version_is_notified(gateway: Gateway, era: Any) -> None:
     first = await write(gateway, "a.txt", "one")
     await write(gateway, "a.txt", "two")
-    async with following(gateway, era, "workspace://c/a.txt") as ear:
+    async with following(gateway, era, "workspace://c/a.txt") as listener:
         async with gateway.versions.hold("c", LOCAL) as files:
             await files.checkout(first)
-        await ear.hears(ResourceUpdated("workspace://c/a.txt"))
-        assert await content(ear.client, "workspace://c/a.txt") == "one"
+        await listener.wait_for(ResourceUpdated("workspace://c/a.txt"))
+        assert await content(listener.client, "workspace://c/a.txt") == "one"
 
 
 @ERAS
 async def test_notification_has_the_uri_as_subscribed(gateway: Gateway, era: Any) -> None:
     spelled = "workspace://c/%61%20b.txt?offset=0"
-    async with following(gateway, era, spelled) as ear:
+    async with following(gateway, era, spelled) as listener:
         await write(gateway, "a b.txt", "one")
-        await ear.hears(ResourceUpdated(spelled))
+        await listener.wait_for(ResourceUpdated(spelled))
 
 
 @ERAS
 async def test_other_chats_are_not_notified(gateway: Gateway, era: Any) -> None:
-    async with following(gateway, era, "workspace://c/a.txt") as ear:
+    async with following(gateway, era, "workspace://c/a.txt") as listener:
         await write(gateway, "a.txt", "elsewhere", "other")
         await write(gateway, "a.txt", "here")
-        await ear.hears(ResourceUpdated("workspace://c/a.txt"), ResourcesListChanged())
-        assert len(ear.told) == 2
+        await listener.wait_for(ResourceUpdated("workspace://c/a.txt"), ResourcesListChanged())
+        assert len(listener.received) == 2
 
 
 @ERAS
 async def test_chat_that_gets_another_owner_is_notified_to_its_owner_only(gateway: Gateway, era: Any) -> None:
-    async with following(gateway, era, "workspace://later/a.txt", "workspace://c/a.txt", chat="later") as ear:
+    async with following(gateway, era, "workspace://later/a.txt", "workspace://c/a.txt", chat="later") as listener:
         arguments = {"path": "a.txt", "content": "theirs"}
         outcome = await gateway.call("write_file", arguments, chat="later", caller=Caller(principal="someone"))
         assert outcome.error is None
         await write(gateway, "a.txt", "mine")
-        await ear.hears(ResourceUpdated("workspace://c/a.txt"))
-        assert ear.told == [ResourceUpdated("workspace://c/a.txt")]
+        await listener.wait_for(ResourceUpdated("workspace://c/a.txt"))
+        assert listener.received == [ResourceUpdated("workspace://c/a.txt")]
 
 
 async def test_a_subscription_to_someone_elses_chat_is_refused_in_the_handshake_era(gateway: Gateway) -> None:
@@ -467,12 +467,12 @@ async def test_forbidden_subscription_is_not_acknowledged_to_a_modern_client(gat
 
 
 async def test_unsubscribed_file_is_not_notified(gateway: Gateway) -> None:
-    async with following(gateway, "legacy", "workspace://c/a.txt", "workspace://c/b.txt") as ear:
-        await ear.client.unsubscribe_resource("workspace://c/a.txt")
+    async with following(gateway, "legacy", "workspace://c/a.txt", "workspace://c/b.txt") as listener:
+        await listener.client.unsubscribe_resource("workspace://c/a.txt")
         await write(gateway, "a.txt", "one")
         await write(gateway, "b.txt", "one")
-        await ear.hears(ResourceUpdated("workspace://c/b.txt"))
-        assert ResourceUpdated("workspace://c/a.txt") not in ear.told
+        await listener.wait_for(ResourceUpdated("workspace://c/b.txt"))
+        assert ResourceUpdated("workspace://c/a.txt") not in listener.received
 
 
 @ERAS

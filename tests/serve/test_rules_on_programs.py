@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from mcp import Client
 from sources.toolset.writing import install, require_sandbox, write_toolset
 
 from gateway import Gateway
+from gateway.admin.chat_files import ChatFiles
+from gateway.admin.workspaces import CheckoutResult
+from gateway.calls import Caller
 from gateway.sandbox import detect
 from gateway.sandbox.landlock import Landlock
 from gateway.serve.mcp.handlers import Handlers, McpServer
@@ -75,8 +78,8 @@ async def served(place: Path, era: Any, *rules: dict[str, Any], **more: Any) -> 
     await require_sandbox()
     settings = {
         "data_dir": str(place / "data"),
-        "approval": {"rules": list(rules)},
         "categories": {"development": {"enabled": True}},
+        "approval": {"rules": list(rules)},
         **more,
     }
     async with Gateway.open(settings) as gateway:
@@ -149,6 +152,102 @@ async def test_git_diff_and_git_show_leave_out_denied_files_and_count_them(
         if rule is ASKED:
             assert (await value(client, "git_show", path="a.env"))["content"] == "TOKEN=2\n"
         assert (await value(client, "git_show", path="a.txt"))["content"] == "two\n"
+
+
+@ERAS
+async def test_git_checkout_and_git_stash_change_no_denied_file(tmp_path: Path, era: Any) -> None:
+    async with served(tmp_path, era, NO_ENV) as (gateway, client):
+        git(gateway, "init", "-q", "-b", "main")
+        write(gateway, a_env="TOKEN=1\n", a_txt="one\n")
+        git(gateway, "add", ".")
+        git(gateway, "commit", "-qm", "first")
+        write(gateway, a_env="TOKEN=mine\n", a_txt="two\n", secrets__key="TOKEN\n", new_txt="new\n")
+        put = await value(client, "git_stash", action="push", untracked=True)
+        assert (put["filesLeftOut"], [each["path"] for each in put["files"]]) == (2, ["a.env"])
+        stashed = git(gateway, "stash", "show", "-p", "--include-untracked")
+        assert "TOKEN" not in stashed and "+two" in stashed and "+new" in stashed
+        assert (await value(client, "git_stash", action="pop"))["stashes"] == []
+        for restored in ({}, {"revision": "HEAD"}):
+            assert (await value(client, "git_checkout", paths=["."], **restored))["filesLeftOut"] == 1
+            write(gateway, a_txt="two\n")
+        assert (folder(gateway) / "a.env").read_text() == "TOKEN=mine\n"
+        git(gateway, "stash", "push", "-q", "--include-untracked")
+        for action in ("apply", "pop"):
+            assert "'a.env' and 1 more" in await refused(client, "git_stash", action=action)
+        git(gateway, "checkout", "-qb", "other")
+        write(gateway, a_env="TOKEN=other\n")
+        git(gateway, "commit", "-qam", "second")
+        git(gateway, "tag", "main")  # commands other than checkout prefer the tag to the branch
+        for switch in ({"revision": "main"}, {"revision": "HEAD~1"}, {"create": "third", "revision": "HEAD~1"}):
+            assert "would change 'a.env', which" in await refused(client, "git_checkout", **switch)
+        assert "is not a commit" in await refused(client, "git_checkout", revision="HEAD~1...HEAD")
+        assert (folder(gateway) / "a.env").read_text() == "TOKEN=other\n"
+
+
+@ERAS
+async def test_workspace_restore_and_branch_change_no_denied_file(tmp_path: Path, era: Any) -> None:
+    async with served(tmp_path, era, NO_ENV) as (gateway, client):
+        write(gateway, a_env="TOKEN=1\n", a_txt="one\n", gone__b_env="TOKEN=1\n", old_txt="old\n")
+        first = (await client.call_tool("workspace_diff", {"to": "now"})).structured_content["to"]
+        write(gateway, a_env="TOKEN=mine\n", a_txt="two\n", secrets__key="TOKEN\n")
+        for name in ("gone/b.env", "old.txt"):
+            (folder(gateway) / name).unlink()
+        (folder(gateway) / "gone").rmdir()
+        for tool, more, left, text in (
+            ("workspace_restore", {"paths": ["*"]}, 3, "one\n"),
+            ("workspace_branch", {}, 3, "one\n"),
+            ("workspace_restore", {}, 3, "one\n"),
+        ):
+            result = await client.call_tool(tool, {"manifest": first, **more})
+            assert result.structured_content is not None and not result.is_error, result.content
+            assert (tool, result.structured_content["filesLeftOut"]) == (tool, left)
+            assert f"[{left} files {LEFT_OUT}" in str(result.content)
+            assert (folder(gateway) / "a.txt").read_text() == text and (folder(gateway) / "old.txt").exists()
+            assert (folder(gateway) / "a.env").read_text() == "TOKEN=mine\n"
+            assert (folder(gateway) / "secrets/key").exists() and not (folder(gateway) / "gone").exists()
+            head = (await client.call_tool("workspace_diff", {"to": "now"})).structured_content
+            assert head is not None and head["to"] == result.structured_content["manifest"]
+            write(gateway, a_txt="two\n")
+        assert "DENIED_BY_RULE" in await refused(client, "workspace_restore", manifest=first, paths=["a.env"])
+
+
+@ERAS
+async def test_workspace_restore_leaves_files_to_ask_about_where_nobody_is_asked(tmp_path: Path, era: Any) -> None:
+    for mode, content in (("never", "mine"), ("unsafe_only", "old")):
+        place = tmp_path / mode
+        async with served(place, era, approval={"mode": mode, "rules": [ASKED]}) as (gateway, client):
+            write(gateway, a_env="old", a_txt="one")
+            first = await value(client, "workspace_diff", to="now")
+            write(gateway, a_env="mine", a_txt="two")
+            await value(client, "workspace_restore", manifest=first["to"])
+            assert (folder(gateway) / "a.txt").read_text() == "one"
+            assert (folder(gateway) / "a.env").read_text() == content
+
+
+async def test_restore_undo_branch_and_a_switch_of_messages_change_no_denied_file(tmp_path: Path) -> None:
+    async with served(tmp_path, "auto", NO_ENV) as (gateway, _):
+        write(gateway, a_env="old", a_txt="one")
+        await gateway.call("write_file", {"path": "b.txt", "content": "b"}, chat="c", message="m1")
+        head = (await gateway.versions.manifests.head("c")).manifest_id
+        assert head is not None
+        admin = ChatFiles(gateway, "c", Caller(), admin=True)
+        ways: list[Callable[[], Awaitable[CheckoutResult]]] = [
+            lambda: admin.restore(head),
+            admin.undo,
+            lambda: admin.branch(head, "m9"),
+        ]
+        for number, go_back in enumerate(ways):
+            write(gateway, a_env=f"mine {number}", a_txt="two")
+            result = await go_back()
+            assert result.to_dict()["files_left_out"] == 1
+            assert (folder(gateway) / "a.env").read_text() == f"mine {number}"
+            assert (folder(gateway) / "a.txt").read_text() == "one"
+        await gateway.call("write_file", {"path": "c.txt", "content": "c"}, chat="c", message="m10")
+        write(gateway, a_env="mine", a_txt="two")
+        listed = await gateway.call("list_directory", {}, chat="c", message="m11", parent_message="m9")
+        assert listed.ok and not (folder(gateway) / "c.txt").exists()
+        assert (folder(gateway) / "a.txt").read_text() == "one"
+        assert (folder(gateway) / "a.env").read_text() == "mine"
 
 
 @ERAS
@@ -254,8 +353,10 @@ async def test_programs_are_refused_where_the_sandbox_cannot_hide_a_denied_file(
             ("lab__look", {"path": "a.txt"}),
             ("lab__show", {"path": "a.txt"}),
         ):
-            told = await refused(client, tool, **arguments)
-            assert told.startswith("FILES_NOT_HIDDEN: rule 1 of approval.rules keeps 'a.env' from programs"), told
+            refusal_text = await refused(client, tool, **arguments)
+            assert refusal_text.startswith("FILES_NOT_HIDDEN: rule 1 of approval.rules keeps 'a.env' from programs"), (
+                refusal_text
+            )
         git(gateway, "init", "-q")
         git(gateway, "add", ".")
         assert (await value(client, "git_diff", staged=True))["filesLeftOut"] == 1

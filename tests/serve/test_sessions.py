@@ -24,13 +24,13 @@ class Stream:
     """Keeps what is said; one that is stuck takes nothing."""
 
     def __init__(self) -> None:
-        self.said: list[Mapping[str, Any]] = []
+        self.messages: list[Mapping[str, Any]] = []
         self.stuck = False
 
     async def say(self, message: Mapping[str, Any]) -> None:
         if self.stuck:
             await anyio.sleep_forever()
-        self.said.append(message)
+        self.messages.append(message)
 
 
 class Underway:
@@ -56,8 +56,8 @@ async def opened(servers: Servers, **options: Any) -> Session:
 
 async def asking(session: Session, stream: Stream) -> asyncio.Task[dict[str, Any]]:
     task = asyncio.ensure_future(session.ask(stream.say, "roots/list", {}))
-    known = len(stream.said)
-    await async_eventually(lambda: len(stream.said) > known)
+    known = len(stream.messages)
+    await async_eventually(lambda: len(stream.messages) > known)
     return task
 
 
@@ -80,7 +80,7 @@ async def test_session_log_level_is_the_last_one_set(servers: Servers) -> None:
 async def test_each_question_has_its_own_id_and_response(servers: Servers) -> None:
     session, stream = await opened(servers), Stream()
     first, second = await asking(session, stream), await asking(session, stream)
-    ids = [message["id"] for message in stream.said]
+    ids = [message["id"] for message in stream.messages]
     assert len(set(ids)) == 2
     assert session.take_reply({"id": ids[1], "result": {"n": 2}})
     assert session.take_reply({"id": ids[0], "result": {"n": 1}})
@@ -91,7 +91,7 @@ async def test_each_question_has_its_own_id_and_response(servers: Servers) -> No
 async def test_second_response_to_a_question_is_ignored(servers: Servers) -> None:
     session, stream = await opened(servers), Stream()
     question = await asking(session, stream)
-    number = stream.said[0]["id"]
+    number = stream.messages[0]["id"]
     assert session.take_reply({"id": number, "error": {"code": 5, "message": "no", "data": {"x": 1}}})
     assert session.take_reply({"id": number, "result": {}})
     with pytest.raises(RpcError) as refused:
@@ -130,7 +130,7 @@ async def test_cancelled_question_is_withdrawn_without_waiting_for_a_client_that
     question.cancel()
     await asyncio.wait([question])
     assert question.cancelled()
-    assert stream.said[1]["params"]["requestId"] == stream.said[0]["id"]
+    assert stream.messages[1]["params"]["requestId"] == stream.messages[0]["id"]
     monkeypatch.setattr(sessions, "WITHDRAW_SECONDS", 0.01)
     question = await asking(session, stream)
     stream.stuck = True
@@ -138,7 +138,7 @@ async def test_cancelled_question_is_withdrawn_without_waiting_for_a_client_that
     with anyio.fail_after(TIMEOUT):
         await asyncio.wait([question])
     assert question.cancelled()
-    assert len(stream.said) == 3
+    assert len(stream.messages) == 3
 
 
 def cancellation(request_id: Any) -> dict[str, Any]:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import json
-import statistics
-import sys
+import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 from journeys.test_approval import Person, choose, decline
+from opcodes import count_opcodes
 
 from gateway.access import AccessPolicy, AccessRule, ListPolicy
 from gateway.admin.health import check_gateway
 from gateway.calls import ClientInfo
-from gateway.discovery import AUTO_TOOLS, CALLERS, DESCRIPTION_LIMIT, count_tokens
+from gateway.discovery import AUTO_TOOLS, CALLERS, DESCRIPTION_LIMIT, count_tokens, is_caller
 from gateway.serve.mcp.request import Request
 from gateway.tools import Permission, Tool
 
-from .short_lists import ERAS, TEXT, Lab, call, short_lists
+from .short_lists import ERAS, TEXT, call, short_lists
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G6")]
 
-DATA = Path(__file__).parents[3] / "shared/data/tools/tools.jsonl"
+DATA = Path(os.environ.get("TOOLGATE_TOOLS_DATA", Path(__file__).parents[3] / "shared/data/tools")) / "tools.jsonl"
 SHORT = ["search_tools", "describe_tool", "call_read", "call_write", "call_dangerous"]
 
 
@@ -48,6 +48,17 @@ async def test_short_list_finds_describes_and_calls_every_tool(tmp_path: Path, e
         records = await lab.gateway.records.list_calls(limit=10)
         assert [record.tool_id for record in records[:4]] == ["notes:read_note"] * 4
         assert {record.tool_id for record in records[4:]} == {"search_tools", "describe_tool"}
+
+
+async def test_modern_clients_may_keep_a_list_as_long_as_the_settings_say(tmp_path: Path) -> None:
+    rarely = {"mode": "search", "list_seconds": 60}
+    async with short_lists(tmp_path, tools=rarely) as lab, lab.connect("2026-07-28") as client:
+        listed = await client.list_tools()
+        assert (listed.ttl_ms, listed.cache_scope) == (60_000, "private")
+    async with short_lists(tmp_path / "other") as lab, lab.connect("2026-07-28") as client:
+        assert (await client.list_tools()).ttl_ms == 0
+    limited = ListPolicy("full", fresh_seconds=60).override(ListPolicy("search"))
+    assert limited == ListPolicy("search", fresh_seconds=60)
 
 
 async def test_call_by_a_short_list_never_does_more_than_its_annotations_say(tmp_path: Path) -> None:
@@ -102,6 +113,25 @@ async def test_short_list_of_a_profile_has_what_it_may_call_and_what_it_pins(tmp
         assert len(lab.list(limited)) == len(lab.gateway.catalog)  # few tools: listed whole in the mode `auto`
 
 
+async def test_denied_tools_of_discovery_do_not_exist_and_programs_only_in_code_mode(tmp_path: Path) -> None:
+    profiles = {
+        "denied": {"mode": "code", "tools": {"deny": ["run_tools", "call_dangerous"]}},
+        "search": {"mode": "search"},
+        "code": {"mode": "code"},
+    }
+    async with short_lists(tmp_path, "auto", profiles=profiles) as lab:
+        views, listed = {}, {}
+        for name in profiles:
+            principal = lab.gateway.roles.make_principal("ann", "user", name)
+            views[name] = lab.gateway.catalog.for_principal(principal.access)
+            listed[name] = {tool["name"] for tool in lab.list(principal)}
+        assert {name for name in profiles if "run_tools" in listed[name]} == {"code"}
+        assert {name for name in profiles if views[name].get("run_tools") is not None} == {"code"}
+        assert {name for name in profiles if "call_dangerous" in listed[name]} == {"search", "code"}
+        assert [is_caller(views["denied"], name) for name in CALLERS] == [True, True, False]
+        assert views["denied"].refusal("run_tools").code == "UNKNOWN_TOOL"
+
+
 async def test_doctor_names_tools_whose_descriptions_clients_cut(tmp_path: Path) -> None:
     long = Tool("notes:long", "x" * (DESCRIPTION_LIMIT + 1), TEXT, owner="notes", category="upstream")
     async with short_lists(tmp_path, more=[long]) as lab:
@@ -129,32 +159,13 @@ async def test_call_by_a_short_list_costs_at_most_a_tenth_more_than_a_direct_one
     async with short_lists(tmp_path) as lab:
         direct = {"name": "notes__read_note", "arguments": {"text": "x"}}
         redirected = {"name": "call_read", "arguments": {"tool": "notes__read_note", "arguments": {"text": "x"}}}
-        whole, short = [await _count_opcodes(lab, params) for params in (direct, redirected)]
+        caller, client = lab.gateway.roles.make_principal("local", "admin").caller("mcp", None), ClientInfo(modern=True)
+
+        def answer(params: dict[str, Any]) -> Callable[[], Awaitable[object]]:
+            return lambda: lab.handlers.answer(Request("tools/call", params, ERAS[0], caller, "c", client))
+
+        whole, short = [await count_opcodes(answer(params)) for params in (direct, redirected)]
         assert whole < short <= 1.1 * whole
-
-
-async def _count_opcodes(lab: Lab, params: dict[str, Any]) -> float:
-    """Return the instructions of Python that a usual call takes."""
-    caller, count = lab.gateway.roles.make_principal("local", "admin").caller("mcp", None), 0
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal count
-        if event == "call":
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
-
-    counts = []
-    before = sys.gettrace()
-    for _ in range(60):
-        count = 0
-        sys.settrace(trace)
-        try:
-            await lab.handlers.answer(Request("tools/call", params, ERAS[0], caller, "c", ClientInfo(modern=True)))
-        finally:
-            sys.settrace(before)
-        counts.append(count)
-    return statistics.median(counts[20:])
 
 
 @pytest.mark.skipif(not DATA.is_file(), reason="the definitions of real tools are not here")

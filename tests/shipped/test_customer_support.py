@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import anyio
 import httpx2
 import pytest
 import uvicorn
-from eventually import async_eventually
+from eventually import async_eventually, eventually
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import TextContent
@@ -124,6 +123,7 @@ async def test_customer_support_refund_above_a_sum_asks_a_person(
         assert small.error is None
         large = await gateway.call(refund, {"order_id": 3, "amount": 50.01, "reason": "charged twice"})
         assert large.error is not None and large.error.code == "CONFIRMATION_REQUIRED"
+        assert large.error.message.startswith("a refund above 50 EUR needs a person (")
         agreed = await gateway.call(refund, {"order_id": 3, "amount": 50.01, "reason": "late"}, confirmed=True)
         assert agreed.value["left"] == pytest.approx(129.99)
         beyond = await gateway.call(refund, {"order_id": 2, "amount": 40, "reason": "charged twice"})
@@ -153,8 +153,29 @@ def start_example(folder: Path, port: int) -> Iterator[Path]:
     try:
         yield output
     finally:
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(60)
+        process.terminate()
+        assert process.wait(60) == 0
+        eventually(lambda: not is_running(process.pid))
+
+
+def is_running(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_customer_support_says_first_that_its_port_is_in_use(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, str(EXAMPLE / "start.py"), "--port", port, "--data", str(tmp_path / "data")]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == f"port {port} is in use; choose another with --port\n"
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.slow

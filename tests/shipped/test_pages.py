@@ -121,6 +121,16 @@ def test_data_is_drawn_and_stays_data(page: str, data: Any, wanted: list[str], t
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_bars_of_months_are_named_by_month_to_the_last(tmp_path: Path) -> None:
+    points = [[f"2026-{month:02d}-01", month] for month in range(1, 13)]
+    by_month = {**CHART, "x": {"label": "month", "type": "date"}, "series": [{"name": "a", "points": points}]}
+    labels = "document.title=[...document.querySelectorAll('svg text')].map((each)=>each.textContent).join('|')"
+    title = shown("chart.html", by_month, tmp_path, labels)["title"]
+    assert re.search(r"\|Jan 2026\|Feb\|Mar\|.*\|Dec\|", title), title
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize(
     "data", [None, {}, [], "text", {"series": None, "columns": None}, {"series": [{"points": [[None, None]]}]}]

@@ -13,10 +13,9 @@ import pytest
 
 from covalt_toolset import ToolDescription, context, describe, invoke, load
 from gateway.bundles import BuiltinTool, Bundle, PythonTool, read_folder, read_zip, write_zip
-from gateway.config import DEFAULT_CATEGORIES
 from gateway.render import declare
 from gateway.sources.builtin.source import BUILTINS
-from gateway.tools import Permission, Tool
+from gateway.tools import DEFAULT_CATEGORIES, Permission, Tool
 
 TOOLSETS = Path(__file__).parent.parent.parent / "toolsets"
 SHIPPED = ["app-builder", "data-lab"]

@@ -10,7 +10,8 @@ import pytest
 from gateway.calls import Call, Outcome
 from gateway.errors import GatewayError, Invalid
 from gateway.sources import Source
-from gateway.sources.builtin.source import BuiltinSource, FileTools, load
+from gateway.sources.builtin.decorator import SCHEMAS
+from gateway.sources.builtin.source import BuiltinSource, FileTools, derive_schemas, load
 from gateway.tools import Access, Permission, Tool
 from gateway.workspace import Workspaces
 
@@ -74,6 +75,10 @@ def test_schemas_compile_and_say_only_what_matters(builtin: Any) -> None:
     assert "'title':" not in str(tool.input_schema) + str(tool.output_schema)
     assert tool.title
     assert 80 < len(tool.description) < 600
+
+
+def test_the_stored_schemas_are_those_of_the_functions() -> None:
+    assert SCHEMAS.read_text() == derive_schemas(), "run: make schemas"
 
 
 def test_an_unknown_argument_is_refused_with_the_nearest(tmp_path: Path) -> None:

@@ -9,20 +9,25 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 from urllib.parse import quote
 
 import anyio
+import mcp_types as types
 import pytest
 from click.testing import CliRunner
+from mcp import Client
+from mcp.shared.exceptions import MCPError
 
 from gateway import Gateway
 from gateway.calls import Call, Outcome
 from gateway.cli import toolgate
 from gateway.db.call_records import DOCUMENT_LIMIT, PREVIEW_LIMIT
 from gateway.secrets import KNOWN, REDACTED, MaskingFormatter
+from gateway.serve.mcp.handlers import Handlers, McpServer
 
 from .toolset.writing import install, require_sandbox, write_toolset
 
@@ -138,14 +143,14 @@ def captured_log() -> Iterator[io.StringIO]:
         root.setLevel(level)
 
 
-async def no_progress(done: float, total: float | None = None, message: str | None = None) -> None:
+async def no_progress(progress: float, total: float | None = None, message: str | None = None) -> None:
     """Asks for progress and drops it."""
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("token", ["s3cr3t-t0k3n/of+the&lab", 'quo"ted\\t0k3n é'])
+@pytest.mark.parametrize(("token", "era"), [("s3cr3t-t0k3n/of+the&lab", "auto"), ('quo"ted\\t0k3n é', "legacy")])
 async def test_a_token_that_an_upstream_repeats_is_returned_but_neither_stored_nor_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, era: Any
 ) -> None:
     monkeypatch.setenv("ECHO_TOKEN", token)
     (tmp_path / "server.py").write_text(SERVER)
@@ -159,14 +164,18 @@ async def test_a_token_that_an_upstream_repeats_is_returned_but_neither_stored_n
     settings = {"data_dir": str(data), "approval": {"mode": "never"}, "mcpServers": {"echo": server}}
     with captured_log() as log:
         async with Gateway.open(settings) as gateway:
-            for name in ("echo", "structured", "fail", "fault", "die"):
-                outcome = await gateway.call(f"echo__{name}", {"token2": 1, "seen": token}, progress=no_progress)
-                if name == "die":
-                    assert outcome.error is not None
-                    assert token not in outcome.error.message
-                elif name != "fault":
-                    assert outcome.content is not None
-                    assert token in outcome.content[0]["text"]
+            face = McpServer(Handlers(gateway.executor, gateway.versions, "c", relay=gateway.passthrough))
+            async with Client(face.sdk, mode=era, cache=None) as client:
+                call = partial(client.call_tool, arguments={"token2": 1, "seen": token}, progress_callback=no_progress)
+                for name in ("echo", "structured", "fail"):
+                    [block] = (await call(f"echo__{name}")).content
+                    assert isinstance(block, types.TextContent)
+                    assert token in block.text
+                with pytest.raises(MCPError):
+                    await call("echo__fault")
+                died = await call("echo__die")
+                assert died.is_error
+                assert token not in str(died)
             records = await gateway.records.list_calls()
             assert len(records) == 5
             for record in records:

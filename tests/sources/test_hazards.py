@@ -80,7 +80,7 @@ def outside(tmp_path: Path) -> Path:
     return folder
 
 
-def said(outcome: Outcome) -> str:
+def text_of(outcome: Outcome) -> str:
     return orjson.dumps([outcome.to_dict(), outcome.content]).decode()
 
 
@@ -118,10 +118,10 @@ def test_no_tool_goes_through_a_link(call: Calling, workspace: Path, outside: Pa
         os.symlink(target, workspace / "bait")
         outcome = call(name, confirmed=True, **given)
         assert snapshot(outside) == before
-        assert SECRET not in said(outcome)
-        assert "PATH=" not in said(outcome)
+        assert SECRET not in text_of(outcome)
+        assert "PATH=" not in text_of(outcome)
         as_itself = tool in ("move_file", "delete_file") and path == "bait"
-        assert outcome.ok is as_itself, said(outcome)
+        assert outcome.ok is as_itself, text_of(outcome)
         if outcome.error:
             assert outcome.error.code in ("INVALID_PATH", "FILE_EXISTS", "NOT_A_DIRECTORY")
             assert os.readlink(workspace / "bait") == target
@@ -141,7 +141,7 @@ def test_a_link_is_passed_by_when_its_directory_is_meant(
                 os.symlink(outside / target, workspace / "dir" / bait)
         outcome = call(name, confirmed=True, **given)
         assert snapshot(outside) == before
-        assert SECRET not in said(outcome)
+        assert SECRET not in text_of(outcome)
         if (workspace / "stolen").is_dir():
             os.rename(workspace / "stolen", workspace / "dir")
 
@@ -161,9 +161,9 @@ def test_no_path_leaves_by_its_spelling(call: Calling, workspace: Path, outside:
         reset(workspace)
         outcome = call(name, confirmed=True, **given)
         assert outcome.error is not None
-        assert outcome.error.code == "INVALID_PATH", said(outcome)
+        assert outcome.error.code == "INVALID_PATH", text_of(outcome)
         assert "relative to the workspace root" in outcome.error.message
-        assert SECRET not in said(outcome)
+        assert SECRET not in text_of(outcome)
         assert snapshot(outside) == before
 
 
@@ -185,10 +185,10 @@ def test_nothing_waits_for_a_pipe_or_a_socket(call: Calling, workspace: Path, to
         reset(workspace)
         outcome = call(name, confirmed=True, **given)
         if tool in ("move_file", "delete_file"):
-            assert outcome.ok, said(outcome)
+            assert outcome.ok, text_of(outcome)
             return
         assert outcome.error is not None
-        assert outcome.error.code in ("NOT_A_FILE", "NOT_A_DIRECTORY", "FILE_EXISTS"), said(outcome)
+        assert outcome.error.code in ("NOT_A_FILE", "NOT_A_DIRECTORY", "FILE_EXISTS"), text_of(outcome)
 
 
 @pytest.mark.usefixtures("special")

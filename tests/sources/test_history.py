@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway import Gateway
+from gateway.admin.workspaces import open_workspace
 from gateway.calls import Call, Outcome
 from gateway.errors import Conflict
 
@@ -329,3 +330,18 @@ async def test_the_first_message_has_the_files_the_chat_had_then(tmp_path: Path)
         assert chat.files() == {"mine.txt": "precious"}
         await chat.call("list_directory", path=".", message="m2")
         assert chat.files() == {"mine.txt": "precious", "a.txt": "1"}
+
+
+async def test_undo_of_a_patch_brings_back_its_ignored_file_and_removes_its_new_one(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / ".gitignore").write_text("*.local\n")
+    (folder / "a.local").write_text("mine\n")
+    async with opened(tmp_path, workspace=folder) as chat:
+        changed = "--- a/a.local\n+++ b/a.local\n@@ -1 +1 @@\n-mine\n+theirs\n"
+        added = "--- /dev/null\n+++ b/new.txt\n@@ -0,0 +1 @@\n+new\n"
+        assert (await chat.call("apply_patch", patch=f"{changed}{added}")).ok
+        assert chat.files() == {".gitignore": "*.local\n", "a.local": "theirs\n", "new.txt": "new\n"}
+        undone = await (await open_workspace(chat.gateway)).undo()
+        assert undone.restored is not None and undone.restored.paths == ("a.local",)
+        assert chat.files() == {".gitignore": "*.local\n", "a.local": "mine\n"}

@@ -59,7 +59,7 @@ def test_a_unit_test_sees_what_a_tool_did_and_reported(tmp_path: Path) -> None:
 
 
 def test_whoever_runs_a_tool_hears_its_reports_at_once(tmp_path: Path) -> None:
-    heard: list[Progress | Log] = []
+    received: list[Progress | Log] = []
     set_context(
         ToolContext(
             workspace=tmp_path,
@@ -67,11 +67,11 @@ def test_whoever_runs_a_tool_hears_its_reports_at_once(tmp_path: Path) -> None:
             toolset_id="t1",
             tool_call_id="k1",
             toolset_dir=tmp_path,
-            send=heard.append,
+            send=received.append,
         )
     )
     assert invoke(note, {"text": "x"}) == "c1/t1/k1"
-    assert heard == [Progress(1), Progress(2, 2, "done"), Log("noted"), Log("too short", "warning")]
+    assert received == [Progress(1), Progress(2, 2, "done"), Log("noted"), Log("too short", "warning")]
     assert get_context().progress_reports == []
     clear_context()
     with pytest.raises(RuntimeError):

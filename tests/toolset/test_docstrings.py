@@ -120,10 +120,12 @@ words = st.text("abcdefgh ", min_size=1).map(str.strip).filter(bool).map(lambda 
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), words, min_size=1))
-def test_what_is_written_for_each_parameter_is_read_back(said: dict[str, str]) -> None:
-    google_style = "Do.\n\nArgs:\n" + "".join(f"    {name}: {text}\n" for name, text in said.items())
-    numpy_style = "Do.\n\nParameters\n----------\n" + "".join(f"{name}\n    {text}\n" for name, text in said.items())
-    sphinx_style = "Do.\n\n" + "".join(f":param {name}: {text}\n" for name, text in said.items())
+def test_what_is_written_for_each_parameter_is_read_back(documented: dict[str, str]) -> None:
+    google_style = "Do.\n\nArgs:\n" + "".join(f"    {name}: {text}\n" for name, text in documented.items())
+    numpy_style = "Do.\n\nParameters\n----------\n" + "".join(
+        f"{name}\n    {text}\n" for name, text in documented.items()
+    )
+    sphinx_style = "Do.\n\n" + "".join(f":param {name}: {text}\n" for name, text in documented.items())
     for docstring in (google_style, numpy_style, sphinx_style):
-        assert docstrings.parameters(docstring) == said
+        assert docstrings.parameters(docstring) == documented
         assert docstrings.summary(docstring) == "Do."

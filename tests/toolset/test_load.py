@@ -203,7 +203,7 @@ def test_a_missing_function_is_refused_with_the_nearest_name(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "expected"),
     [
         (
             "import nothing_of_that_name",
@@ -220,10 +220,10 @@ def test_a_missing_function_is_refused_with_the_nearest_name(tmp_path: Path) -> 
         ("import sys\nsys.exit(3)", "line 2: SystemExit: 3"),
     ],
 )
-def test_an_import_that_fails_is_told_with_its_line_in_the_toolset(source: str, told: str, tmp_path: Path) -> None:
+def test_an_import_that_fails_is_told_with_its_line_in_the_toolset(source: str, expected: str, tmp_path: Path) -> None:
     write(tmp_path, {"tools/broken.py": source, "tools/main.py": "\n\nfrom .broken import x"})
-    assert refusal("tools.broken:run", tmp_path) == f"entrypoint 'tools.broken:run': tools/broken.py {told}"
-    assert refusal("tools.main:run", tmp_path) == f"entrypoint 'tools.main:run': tools/broken.py {told}"
+    assert refusal("tools.broken:run", tmp_path) == f"entrypoint 'tools.broken:run': tools/broken.py {expected}"
+    assert refusal("tools.main:run", tmp_path) == f"entrypoint 'tools.main:run': tools/broken.py {expected}"
 
 
 def test_a_tool_that_cannot_be_one_is_told_with_its_line(tmp_path: Path) -> None:

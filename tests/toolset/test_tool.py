@@ -75,6 +75,13 @@ def test_the_first_four_may_be_given_by_position() -> None:
     )
 
 
+def test_an_unknown_argument_is_refused_with_the_nearest() -> None:
+    with pytest.raises(BadDefinition, match=r"test_tool.py.*: @tool has no argument 'acces'; did you mean 'access'\?"):
+
+        @tool(acces="read")  # type: ignore[call-overload, untyped-decorator]
+        def look() -> None: ...
+
+
 def test_the_decorated_function_is_the_function_itself() -> None:
     def plain(x: int) -> int:
         return x
@@ -167,17 +174,17 @@ def test_a_class_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "complaint"),
+    ("declared", "complaint"),
     [
         ({"permission": "admin"}, "permission 'admin' is none of read-only, read-write, execute"),
         ({"access": "all"}, "access 'all' is none of none, read, write"),
         ({"timeout": 0}, "timeout is 0; give seconds above zero"),
     ],
 )
-def test_a_word_the_gateway_does_not_know_is_refused(said: dict[str, Any], complaint: str) -> None:
+def test_a_word_the_gateway_does_not_know_is_refused(declared: dict[str, Any], complaint: str) -> None:
     def look() -> None: ...
 
     with pytest.raises(BadDefinition) as refused:
-        tool(**said)(look)
+        tool(**declared)(look)
     assert str(refused.value) == f"{line_of(look)}: {complaint}"
     assert not is_tool(look)

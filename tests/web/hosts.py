@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from browser import open_page
+from eventually import async_eventually
 from playwright.async_api import Browser, Frame, Page, Route
 
-from gateway.serve.web.inline import read_view
+from gateway.serve.web.inline import read_editor, read_view
 
 ORIGIN = "http://host.test"
 PAGES = Path(__file__).parent / "host"
@@ -33,6 +34,16 @@ def require_bridge() -> None:
     if (MODULES / "@modelcontextprotocol/ext-apps").is_dir():
         return
     reason = "the Node packages are not installed: run tests/journeys/node/install"
+    if os.environ.get("TOOLGATE_REQUIRE_NODE") == "1":
+        pytest.fail(f"{reason}, and TOOLGATE_REQUIRE_NODE=1 says it must be there")
+    pytest.skip(reason)
+
+
+def require_editor() -> None:
+    """Skip, or fail where Node must be there, without the built editor."""
+    if read_editor() is not None:
+        return
+    reason = "the editor of views is not built: run make editor"
     if os.environ.get("TOOLGATE_REQUIRE_NODE") == "1":
         pytest.fail(f"{reason}, and TOOLGATE_REQUIRE_NODE=1 says it must be there")
     pytest.skip(reason)
@@ -88,6 +99,16 @@ class HostPage:
     async def asked(self, name: str) -> list[Any]:
         """What the view asked of the host by this method."""
         return [params for method, params in await self.page.evaluate("window.asked") if method == name]
+
+    async def next_asked(self, name: str, action: Awaitable[object]) -> Any:
+        """Act in the view; return what it then asks of the host by this method, which arrives after the action."""
+        before = len(await self.asked(name))
+        await action
+
+        async def list_new() -> list[Any]:
+            return (await self.asked(name))[before:]
+
+        return (await async_eventually(list_new))[0]
 
 
 async def content_frame(within: Page | Frame, selector: str) -> Frame:

@@ -9,7 +9,8 @@ import pytest
 
 from gateway.errors import NotFound
 from gateway.serve.web import inline
-from gateway.serve.web.inline import VIEWS, WEB, inline_modules, read_view, view_version
+from gateway.serve.web.inline import VIEWS, WEB, inline_modules, read_editor, read_view, view_version
+from web.hosts import require_editor
 
 MODULES = sorted([*WEB.glob("core/*.js"), *WEB.glob("views/*.js")])
 
@@ -37,6 +38,20 @@ def test_inlined_view_has_a_version_of_its_own() -> None:
 
 def test_inlined_code_view_is_under_60_kilobytes() -> None:
     assert len(read_view("code").encode()) < 60_000
+
+
+def test_code_view_with_its_editor_is_under_700_kilobytes() -> None:
+    require_editor()
+    uri, script = read_editor() or ("", "")
+    assert len(read_view("code").encode()) + len(script.encode()) < 700_000
+    holders = [name for name in VIEWS if f'<main id="root" data-editor="{uri}">' in read_view(name)]
+    assert holders == ["auto", "code", "document"]
+
+
+def test_rule_of_a_style_is_left_out_if_no_class_of_it_is_ever_set() -> None:
+    style = read_view("frame")
+    assert ".button--primary" in style and ".button--danger" not in style and ".prose{" not in style
+    assert ".diff__add" in read_view("code")  # set by a template: `diff__${kind}`
 
 
 def test_unknown_view_is_refused() -> None:

@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from browser import find_violations, open_browser
-from playwright.async_api import Browser, Frame
+from browser import find_violations, open_browser, open_page
+from eventually import async_eventually
+from playwright.async_api import Browser, Frame, Route
 
 from gateway.render.highlight import highlight
 from gateway.render.pages import to_html
-from gateway.serve.web.inline import read_view
-from web.hosts import EVERYTHING, HostPage, content_frame, open_host
+from gateway.render.renderers import embed
+from gateway.serve.web.inline import read_editor, read_view
+from web.hosts import EVERYTHING, HostPage, content_frame, open_host, require_editor
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("G5")]
 
@@ -38,7 +40,7 @@ class Server:
     """The gateway as views see it: plans, their text, and a file that can be saved on top of its revision."""
 
     def __init__(self, renderer: str = "code", text: str = CODE, **config: Any) -> None:
-        self.text, self.revision = text, 1
+        self.text, self.revision, self.has_editor = text, 1, False
         self.calls: list[str] = []
         file = {"file": "src/limits.py", "uri": "workspace://chat/src/limits.py", "editable": True, "language": "auto"}
         self.plan: dict[str, Any] = {
@@ -81,6 +83,10 @@ class Server:
 
     async def read_resource(self, uri: str) -> dict[str, Any]:
         self.calls.append(uri)
+        if uri.startswith("ui://toolgate/editor"):
+            editor = read_editor() if self.has_editor else None
+            assert editor is not None, "no editor here"
+            return {"contents": [{"uri": uri, "mimeType": "text/javascript", "text": editor[1]}]}
         assert uri == URI
         return {"contents": [{"uri": uri, "mimeType": "application/json", "text": json.dumps(self.plan)}]}
 
@@ -129,6 +135,14 @@ async def host(browser: Browser, served: Served) -> AsyncIterator[HostPage]:
         yield host
 
 
+@pytest.fixture(params=["text area", "CodeMirror"])
+def editor(request: pytest.FixtureRequest) -> bool:
+    """Whether the view gets the editor that highlights."""
+    if request.param == "CodeMirror":
+        require_editor()
+    return bool(request.param == "CodeMirror")
+
+
 def text_of(frame: Frame) -> Any:
     return frame.evaluate("document.getElementById('root').innerText")
 
@@ -166,23 +180,28 @@ async def test_view_of_a_host_that_offers_nothing_shows_the_text_result(host: Ho
     assert await frame.query_selector(part("edit")) is None
 
 
-async def test_code_view_saves_by_keyboard_alone_and_tells_the_model(host: HostPage, served: Served) -> None:
+async def test_code_view_saves_by_keyboard_alone_and_tells_the_model(
+    host: HostPage, served: Served, editor: bool
+) -> None:
     served.server = Server()
+    served.server.has_editor = editor
     frame = await host.open("code", result={"content": [LINK]})
     await frame.focus(part("edit"))
     await host.page.keyboard.press("Enter")
     await frame.wait_for_selector(f"{part('text')}:focus")
+    assert (await frame.locator(".cm-line span[class]").count() > 0) is editor  # highlighted
     await host.page.keyboard.type("# first\n")
-    await host.page.keyboard.press("Control+s")
+    update = await host.next_asked("updatemodelcontext", host.page.keyboard.press("Control+s"))
+    assert "m_8f2c1e77" in str(update)
     await frame.wait_for_selector(part("saved"))
     assert served.server.text == f"# first\n{CODE}"
     assert "# first" in await text_of(frame) and "m_8f2c1e77" in await text_of(frame)
     assert await frame.evaluate("document.activeElement.dataset.testid") == "view.edit"
-    assert "m_8f2c1e77" in str(await host.asked("updatemodelcontext"))
 
 
-async def test_code_view_shows_a_conflict_and_overwrites_nothing(host: HostPage, served: Served) -> None:
+async def test_code_view_shows_a_conflict_and_overwrites_nothing(host: HostPage, served: Served, editor: bool) -> None:
     server = served.server = Server(text="one\ntwo\nthree\n")
+    served.server.has_editor = editor
     frame = await host.open("code", result={"content": [LINK]})
     await frame.click(part("edit"))
     await frame.fill(part("text"), "one\nmine\nthree\n")
@@ -212,16 +231,19 @@ async def test_code_view_reloads_what_somebody_else_saved(host: HostPage, served
     assert "theirs" in await text_of(frame) and server.text == "theirs\n"
 
 
-async def test_document_view_reads_edits_and_opens_links_through_the_host(host: HostPage, served: Served) -> None:
+async def test_document_view_reads_edits_and_opens_links_through_the_host(
+    host: HostPage, served: Served, editor: bool
+) -> None:
     served.server = Server(
         "document", f"# Plan\n\n[the site](https://example.test/a) ![far](https://far.test/)\n\n{HOSTILE}\n"
     )
+    served.server.has_editor = editor
     frame = await host.open("document", result={"content": [LINK]})
     assert await frame.locator(".prose h1").inner_text() == "Plan"
     assert await frame.locator("img").count() == 0
     assert await frame.get_by_text("far").get_attribute("href") == "https://far.test/"
-    await frame.click("text=the site")
-    assert (await host.asked("openlink"))[-1] == {"url": "https://example.test/a"}
+    opened = await host.next_asked("openlink", frame.click("text=the site"))
+    assert opened == {"url": "https://example.test/a"}
     await frame.click(part("edit"))
     await frame.fill(part("text"), "# New plan\n")
     await frame.click(part("save"))
@@ -254,8 +276,8 @@ async def test_frame_view_shows_a_card_where_the_host_forbids_frames(host: HostP
         "frame", result={"content": [LINK]}, can={**EVERYTHING, "sandbox": {"csp": {"frameDomains": []}}}
     )
     assert "https://dashboard.test/x" in await frame.locator(part("blocked")).inner_text()
-    await frame.click(part("open"))
-    assert (await host.asked("openlink"))[-1] == {"url": "https://dashboard.test/x"}
+    opened = await host.next_asked("openlink", frame.click(part("open")))
+    assert opened == {"url": "https://dashboard.test/x"}
 
 
 DIFF = (
@@ -291,8 +313,7 @@ async def test_image_view_shows_and_saves_images(host: HostPage) -> None:
     result = {"content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}, {"type": "text", "text": "A dot"}]}
     frame = await host.open("image", result=result)
     assert await frame.locator(part("image")).evaluate("image => [image.naturalWidth, image.alt]") == [1, "A dot"]
-    await frame.click(part("download"))
-    assert PIXEL in str((await host.asked("downloadfile"))[-1])
+    assert PIXEL in str(await host.next_asked("downloadfile", frame.click(part("download"))))
 
 
 @pytest.mark.parametrize(
@@ -327,7 +348,11 @@ async def test_view_takes_theme_and_readable_colours_from_the_host(host: HostPag
     await host.page.evaluate("bridge.setHostContext({theme: 'light'})")
     await frame.wait_for_selector("html[data-theme='light']")
     assert await frame.evaluate(colour, ".meta") == "rgb(93, 104, 121)"
-    assert await frame.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgba(0, 0, 0, 0)"
+    background = "getComputedStyle(document.documentElement).backgroundColor"
+    assert await frame.evaluate(background) == "rgb(255, 255, 255)"  # the host's; a host may be of another behind us
+    await host.page.evaluate("bridge.setHostContext({theme: 'dark'})")
+    await frame.wait_for_selector("html[data-theme='dark']")
+    assert await frame.evaluate(background) == "rgb(38, 38, 36)"
 
 
 async def test_view_answers_its_teardown_and_reports_no_size_after_it(host: HostPage, served: Served) -> None:
@@ -351,22 +376,23 @@ async def test_views_have_no_violation_in_either_theme_at_any_width(host: HostPa
         ("table", None, {"content": [], "structuredContent": ROWS[:20]}),
         ("image", None, {"content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}]}),
         ("code", None, refusal("FILE_NOT_FOUND", "there is no file")),
+        ("html", Server("html", artifact="chart.html", data={"label": "x"}), {"content": [LINK]}),
+        ("auto", Server(), {"content": [LINK]}),
+        ("auto", None, {"content": [], "structuredContent": ROWS[:20]}),
     ]
-    for theme, width, views in (("light", 752, shown), ("dark", 312, [shown[0], *shown[3:5]])):
+    shown[0][1].has_editor = read_editor() is not None  # type: ignore[union-attr]
+    for theme, width, views in (("light", 752, shown), ("dark", 312, [shown[0], *shown[3:5], shown[8]])):
         await host.page.set_viewport_size({"width": width, "height": 700})
         for view, server, result in views:
             served.server = server or Server()
             can = {**EVERYTHING, "sandbox": {"csp": {"frameDomains": []}}}
-            frame = await host.open(view, result=result, theme=theme, can=can if server else {})
-            # Views are transparent; axe would take the background for white.
-            await frame.evaluate(
-                "colour => { document.documentElement.style.background = colour }",
-                "#262624" if theme == "dark" else "#fff",
-            )
+            html = embed(read_view(view), "toolgate-artifact", ARTIFACT) if view == "html" else read_view(view)
+            frame = await host.open(html=html, result=result, theme=theme, can=can if server else {})
             assert await find_violations(frame) == [], (view, theme, width)  # type: ignore[arg-type]
             assert await frame.evaluate("document.documentElement.scrollWidth <= innerWidth"), (view, theme, width)
             if view == "code" and server:
                 await frame.click(part("edit"))
+                await frame.wait_for_selector(part("text"))
                 assert await find_violations(frame) == [], ("edit", theme, width)  # type: ignore[arg-type]
     await host.page.set_viewport_size({"width": 1280, "height": 720})
 
@@ -378,3 +404,139 @@ async def test_code_view_draws_2000_lines_when_asked_for_all(host: HostPage, ser
     assert await frame.locator(".code__line").count() == 22
     await frame.click("text=Show 1,978 more lines")
     assert await frame.locator(".code__line").count() == 2000
+
+
+async def test_code_view_of_2000_lines_takes_little_of_the_main_thread(browser: Browser) -> None:
+    text = "".join(f"def function_{number}(argument: int) -> str:\n" for number in range(2000))
+    page_html = embed(read_view("code"), "toolgate-plan", Server(text=text).described())
+
+    async def serve(route: Route) -> None:
+        await route.fulfill(body=page_html, content_type="text/html")
+
+    spent: list[float] = []
+    async with open_page(browser, "http://view.test") as page:
+        await page.route("**/*", serve)
+        await page.goto("http://view.test/")
+        session = await page.context.new_cdp_session(page)
+        # In CPU time of the thread: how busy the machine is does not count.
+        await session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        for _ in range(3):
+            await page.reload()
+            await page.wait_for_selector("body[data-gw-ready]")
+            await page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            metrics = (await session.send("Performance.getMetrics"))["metrics"]
+            spent.extend(each["value"] for each in metrics if each["name"] == "TaskDuration")  # of this document alone
+        assert await page.locator("*").count() < 400
+    assert 0.005 < min(spent) < 0.1
+
+
+CONTROLS = "button, summary, a[href], input, select, textarea, iframe, [contenteditable='true'], [tabindex='0']"
+
+
+class Keyboard:
+    """A person without a pointer."""
+
+    def __init__(self, host: HostPage, frame: Frame) -> None:
+        self.host = host
+        self.frame = frame
+
+    async def reach_all(self) -> None:
+        """Tab through the view from its beginning: no visible control is left out."""
+        wanted = await self.frame.evaluate(
+            """selector => {
+                const usable = (each) => each.checkVisibility() && !each.closest("[inert]");
+                window.left = new Set([...document.querySelectorAll(selector)].filter(usable));
+                document.activeElement.blur();
+                window.focus();
+                getSelection().setPosition(document.body, 0);
+                return window.left.size;
+            }""",
+            CONTROLS,
+        )
+        for _ in range(wanted + 1):
+            await self.host.page.keyboard.press("Tab")
+            await self.frame.evaluate("window.left.delete(document.activeElement)")
+        assert await self.frame.evaluate("[...window.left].map((each) => each.outerHTML.slice(0, 120))") == []
+
+    async def use(self, name: str, key: str = "Enter") -> None:
+        """Tab to a control and press a key on it."""
+        await self.frame.wait_for_selector(f"[data-testid='{name}']")
+        await self.frame.evaluate("window.focus()")
+        for _ in range(60):
+            if await self.frame.evaluate("document.hasFocus() && document.activeElement.dataset.testid") == name:
+                await self.host.page.keyboard.press(key)
+                return
+            await self.host.page.keyboard.press("Tab")
+        pytest.fail(f"{name} is not reached by Tab")
+
+
+LINKED_PLAN = "# Plan\n\n[the site](https://example.test/a)\n\n" + "word " * 900
+
+
+async def test_every_action_of_every_view_works_by_keyboard_alone(host: HostPage, served: Served) -> None:
+    modes = {"availableDisplayModes": ["inline", "fullscreen"], "displayMode": "inline"}
+
+    async def show(view: str, server: Server | None = None, result: dict[str, Any] | None = None) -> Keyboard:
+        served.server = server or Server()
+        served.server.has_editor = read_editor() is not None
+        html = embed(read_view(view), "toolgate-artifact", ARTIFACT) if view == "html" else read_view(view)
+        can = {**EVERYTHING, "sandbox": {"csp": {"frameDomains": []}}}
+        frame = await host.open(html=html, result=result or {"content": [LINK]}, context=modes, can=can)
+        keyboard = Keyboard(host, frame)
+        await keyboard.reach_all()
+        return keyboard
+
+    async def count(name: str) -> int:
+        return len(await host.asked(name))
+
+    async def expect_asked(name: str, times: int) -> None:
+        async def is_reached() -> bool:
+            return await count(name) == times
+
+        await async_eventually(is_reached)
+
+    for view in ("code", "auto"):
+        code = await show(view)
+        opened, downloads = await count("requestdisplaymode"), await count("downloadfile")
+        await code.use("view.download")
+        await code.use("view.fill")
+        await expect_asked("downloadfile", downloads + 1)
+        await expect_asked("requestdisplaymode", opened + 1)
+        await code.use("code.copy")
+        await code.frame.wait_for_selector("[data-testid='code.copy'][aria-label^='Cop'], [aria-label^='The browser']")
+        await code.use("code.more", "Space")
+        await code.frame.wait_for_selector("#L64")
+        await code.use("view.edit")
+        await code.frame.wait_for_selector(f"{part('text')}:focus")
+        await host.page.keyboard.type("# mine ")
+        served.server.text, served.server.revision = "theirs\n", 7
+        await code.use("view.save")
+        await code.use("view.compare")
+        await code.use("view.rebase")
+        await code.frame.wait_for_selector(f"{part('text')}:focus")
+        await code.use("view.save")
+        await code.frame.wait_for_selector(part("saved"))
+        assert served.server.text.startswith("# mine ")
+        await code.use("view.edit")
+        await code.use("view.cancel")
+        await code.frame.wait_for_selector(part("edit"))
+
+    document = await show("document", Server("document", LINKED_PLAN))
+    links = await count("openlink")
+    await document.use("code.more")
+    await document.reach_all()
+    await document.frame.evaluate("document.querySelector('.prose a').dataset.testid = 'link'")
+    await document.use("link")
+    await expect_asked("openlink", links + 1)
+    card = await show("frame", Server("frame", url="https://a.test/", origin="https://a.test"))
+    await card.use("view.open")
+    await expect_asked("openlink", links + 2)
+    await show("html", Server("html", artifact="chart.html", data={"label": "x"}))
+    await show("diff", None, {"content": [], "structuredContent": {"diff": DIFF}})
+    table = await show("table", None, {"content": [], "structuredContent": ROWS[:20]})
+    await table.use("view.sort")
+    await table.frame.wait_for_selector("th[aria-sort='ascending'], th[aria-sort='descending']")
+    picture = await show("image", None, {"content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}]})
+    downloads = await count("downloadfile")
+    await picture.use("view.download")
+    await expect_asked("downloadfile", downloads + 1)

@@ -254,32 +254,32 @@ def test_two_processes_writing_to_one_chat_keep_every_version_they_were_told_of(
     writers = [writer(tmp_path, name, 12) for name in ("ann", "bob")]
     for process in writers:
         begin(process)
-    told = [line for process in writers for line in process.communicate(timeout=60)[0].split()]
+    reports = [line for process in writers for line in process.communicate(timeout=60)[0].split()]
     kept = manifests(tmp_path)
-    assert len(told) == 24 and set(told) <= set(kept)
+    assert len(reports) == 24 and set(reports) <= set(kept)
     assert len(files(tmp_path)) == 24
     assert max(len(listed) for listed in kept.values()) == 24
 
 
 @pytest.mark.slow
 def test_a_process_killed_while_it_writes_loses_no_version_it_told_of(tmp_path: Path) -> None:
-    told: list[str] = []
+    reports: list[str] = []
     for round_ in range(8):
         process = writer(tmp_path, f"r{round_}", 1000)
         begin(process)
         assert process.stdout is not None
-        told += [process.stdout.readline().strip() for _ in range(5)]
+        reports += [process.stdout.readline().strip() for _ in range(5)]
         process.kill()
-        told += [line for line in process.communicate()[0].splitlines() if len(line) == 36]
-    asyncio.run(check_after_kills(tmp_path, told))
+        reports += [line for line in process.communicate()[0].splitlines() if len(line) == 36]
+    asyncio.run(check_after_kills(tmp_path, reports))
 
 
-async def check_after_kills(data: Path, told: list[str]) -> None:
+async def check_after_kills(data: Path, reports: list[str]) -> None:
     async with gateway(data) as open_gateway:
         await write(open_gateway, "after.txt", "still works")
         kept = manifests(data)
-        assert set(told) <= set(kept)
-        for manifest in told[::7]:
+        assert set(reports) <= set(kept)
+        for manifest in reports[::7]:
             await checkout(open_gateway, manifest)
             assert set(files(data)) == set(kept[manifest])
         assert not (data / "chats/c/running").exists()
@@ -304,7 +304,7 @@ async def test_a_restore_that_was_cut_short_is_finished_by_the_next_holder(tmp_p
     async with gateway(tmp_path) as open_gateway:
         first = await write(open_gateway, "a.txt", "1")
         await write(open_gateway, "b.txt", "2")
-        await open_gateway.versions.manifests.intend("c", first.post_manifest)
+        await open_gateway.versions.manifests.record_pending_restore("c", first.post_manifest)
     os.unlink(tmp_path / "chats/c/workspace/a.txt")  # the state in the middle of it
     async with gateway(tmp_path) as open_gateway:
         async with open_gateway.versions.hold("c", "local") as held:

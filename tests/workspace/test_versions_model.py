@@ -140,7 +140,7 @@ class VersionsAgree(RuleBasedStateMachine):
 
         async def work() -> None:
             await self.saved()
-            await self.versions.manifests.intend("c", manifest or "")
+            await self.versions.manifests.record_pending_restore("c", manifest or "")
 
         self.run(work())
         for name in sorted(self.disk)[::2]:

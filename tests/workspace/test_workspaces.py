@@ -38,6 +38,17 @@ def test_an_attached_folder_is_used_as_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_other_processes_know_the_folder_of_a_chat_that_has_one(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    settings = Settings(workspace=tmp_path / "mine", data_dir=tmp_path / "data")
+    [chat] = attached = attached_folders(settings)
+    assert Workspaces(tmp_path / "data").folder(chat) is None
+    Workspaces(tmp_path / "data", attached).path(chat)
+    assert Workspaces(tmp_path / "data").folder(chat) == (tmp_path / "mine").resolve()
+    Workspaces(tmp_path / "data", {"demo": tmp_path / "mine"}).path("demo")
+    assert Workspaces(tmp_path / "data").folder("demo") is None
+
+
 def test_an_attached_folder_that_is_missing_is_told(tmp_path: Path) -> None:
     with pytest.raises(NotFound) as refused:
         Workspaces(tmp_path, {"demo": tmp_path / "gone"}).root("demo")

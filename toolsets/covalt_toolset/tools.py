@@ -6,7 +6,7 @@ import inspect
 import os
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, overload
 
 from . import docstrings
@@ -84,6 +84,7 @@ def tool(
     idempotent: bool = False,
     open_world: bool = False,
     tags: Sequence[str] = (),
+    **unknown: Any,
 ) -> Any:
     """Mark a function as a tool, as `@tool` or `@tool(name=…, …)`; the function itself is unchanged.
 
@@ -104,6 +105,7 @@ def tool(
         "idempotent": idempotent,
         "open_world": open_world,
         "tags": tuple(tags),
+        **unknown,
     }
     return lambda function: _mark(function, metadata)
 
@@ -158,6 +160,10 @@ async def _await_answer(signature: Signature, result: Awaitable[Any]) -> Any:
 
 def _mark(function: F, declared: Mapping[str, Any]) -> F:
     signature = signature_of(function)
+    known = [item.name for item in fields(ToolMetadata)]
+    for unknown in declared.keys() - set(known):
+        hint = did_you_mean(unknown, known) or f"; there are {', '.join(known)}"
+        raise BadDefinition(f"{signature.where}: @tool has no argument {unknown!r}{hint}")
     metadata = _metadata(function, declared)
     _check_choice(signature, "permission", metadata.permission, typing.get_args(Permission))
     _check_choice(signature, "access", metadata.access, typing.get_args(Access))

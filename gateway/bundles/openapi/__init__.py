@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -28,6 +28,7 @@ from gateway.calls import to_json
 from gateway.errors import Conflict, Invalid
 from gateway.names import did_you_mean
 from gateway.secrets import VARIABLE, variable_name
+from gateway.value import Value
 
 BASELINE_NAME = "openapi.json"
 UNTAGGED = "untagged"
@@ -36,8 +37,7 @@ _SERVER_DEFAULT = re.compile(r"[A-Za-z0-9._~:/%-]+")  # some documents have a pl
 _ABSOLUTE = re.compile(r"https?://[^/]", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class ImportOptions:
+class ImportOptions(Value):
     """Choices of a person for one import. Without `tags` every operation is imported; `server` replaces the document's
     own servers; `headers` are sent with every request, and `${NAME}` in them is a secret."""
 
@@ -47,8 +47,7 @@ class ImportOptions:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class ImportChanges:
+class ImportChanges(Value):
     """Differences to the earlier import, by tool id; `changed` and `kept` with the fields. What a person changed is in
     `kept`, also where the document changed it too."""
 
@@ -58,8 +57,7 @@ class ImportChanges:
     kept: dict[str, list[str]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class OpenApiImport:
+class OpenApiImport(Value):
     """A toolset made of a document. `skipped` has the reason for every operation that is not in it, `notes` what was
     left out of a tool, and `remarks` what concerns all of them."""
 
@@ -237,7 +235,7 @@ class _Importer:
             self._remarks.append("no operation has a security scheme; if the API needs a token, add --header")
         webhooks = self._document.root.get("webhooks")
         if webhooks:
-            self._remarks.append(f"{len(webhooks)} webhooks are requests of the server, not operations; left out")
+            self._remarks.append(f"webhooks are requests of the server, not operations; left out: {len(webhooks)}")
 
 
 def _server_list(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:

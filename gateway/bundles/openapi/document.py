@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from gateway import yamldoc
+from gateway.document import YamlDocument
 from gateway.errors import GatewayError, Invalid, NotFound
 
 INVALID_OPENAPI = "INVALID_OPENAPI"
@@ -49,7 +50,7 @@ class OpenApiDocument:
     def refusal(self, reason: str, *place: str | int) -> Invalid:
         """An error that names the line of a place in the document."""
         line = yamldoc.find_line(self._content, place) if place else None
-        return yamldoc.YamlDocument(self.name, INVALID_OPENAPI).refusal(reason, place, line)
+        return YamlDocument(self.name, INVALID_OPENAPI).refusal(reason, place, line)
 
     def resolve(self, node: Any) -> Any:
         """Follow `$ref` until something else stands there; `UnresolvedReference` when nothing does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -84,7 +85,8 @@ class RequestParts:
             re.sub(r"[^A-Za-z0-9_-]+", "_", name.replace("<", "_before").replace(">", "_after")).strip("_") or location
         )
         plain = plain if plain[0].isalpha() or plain[0] == "_" else f"_{plain}"
-        candidates = [plain, f"{location}_{plain}", *(f"{location}_{plain}_{number}" for number in range(2, 1000))]
+        own = f"{location}_{plain}"
+        candidates = itertools.chain((plain, own), (f"{own}_{number}" for number in itertools.count(2)))
         argument = next(
             short
             for short in (_shorten(candidate, _ARGUMENT_LIMIT) for candidate in candidates)

@@ -7,7 +7,7 @@ import errno
 import re
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from ipaddress import AddressValueError, IPv6Address
@@ -18,13 +18,15 @@ import uvicorn
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import __version__
-from gateway.errors import Forbidden, GatewayError, Invalid, Unavailable
+from gateway.errors import Forbidden, GatewayError, Invalid, RateLimited, Unavailable
+from gateway.identity import Principal
 from gateway.identity.authentication import Identity
+from gateway.identity.roles import Roles
 from gateway.protocol import HTTP_PATH, MODERN_PROTOCOL_VERSIONS
 from gateway.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
 from gateway.secrets import KNOWN
@@ -48,6 +50,8 @@ FORM_LIMIT = 256 * 1024
 _REST = frozenset({"api", "tools", "openapi"})
 # Answered for any host name: a probe uses the machine's address. For other names they tell only whether it works.
 _HEALTH = frozenset({"/healthz", "/readyz"})
+# A port in use is asked once whether a Toolgate serves there.
+_PROBE_SECONDS, _PROBE_BYTES = 5.0, 4096
 _CHECKED = frozenset({b"host", b"origin", b"content-length", b"authorization"})
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?")
@@ -60,6 +64,13 @@ _STREAM_HEADERS = {
 _NOT_KEPT = (
     f"no stream with this event is kept: events are kept for {KEPT_SECONDS / 60:g} minutes, and at most "
     f"{SESSION_BYTES >> 20} MiB of them per session; send the request again"
+)
+
+
+_NO_SESSION = b"Missing session ID"
+_SESSION_ADVICE = (
+    b": send initialize first, then the Mcp-Session-Id of its answer with every request; "
+    b"or speak 2026-07-28, which has no sessions (header MCP-Protocol-Version)"
 )
 
 
@@ -81,8 +92,9 @@ class HttpApp:
         issues_tokens: bool = False,
     ) -> None:
         identity = identity or Identity()
-        authentication = Authentication(identity, PATH, public, Origin(public_url), issues_tokens)
-        self.end_unauthenticated = authentication.end_unauthenticated
+        origin = Origin(public_url)
+        authentication = Authentication(identity, PATH, public, origin, issues_tokens, self._end_session)
+        self._authentication = authentication
         self._mcp = mcp
         self._check_parts = check_parts
         self._guard = guard
@@ -90,11 +102,24 @@ class HttpApp:
         health = [Route("/healthz", self._healthz), Route("/readyz", self._readyz)]
         own = [*health, *authentication.routes(), *routes]
         app, self._sessions = mcp.sdk.http_app(PATH, guard.body_limit, own)
+        app.add_exception_handler(404, _explain_not_found)
         self.routes: Sequence[BaseRoute] = app.routes
         inner = self._serve_sessions(app)
         served = self._end_streams(inner if build_rest is None else _mount_rest(inner, build_rest))
         self.app = guard.wrap(authentication.wrap(served))
         self.fast_path = HttpFastPath(mcp.handlers, self._sessions, guard.allows, identity, PATH)
+
+    async def end_unauthenticated(self) -> None:
+        """End the streams and calls in progress whose credential is not valid any more."""
+        await self._authentication.end_unauthenticated()
+        await self.fast_path.end_unauthenticated()
+
+    async def _end_session(self, session_id: str, principal: Principal) -> None:
+        """End a session with its calls, if it is the principal's."""
+        transport = self._sessions.find(session_id)
+        owner = None if transport is None else self._sessions.owner(transport)
+        if transport is not None and owner is not None and owner.is_same(principal):
+            await transport.terminate()
 
     def close(self) -> None:
         """End the streams on which clients only wait, so that the server need not abort them."""
@@ -136,7 +161,8 @@ class HttpApp:
                 elif scope["method"] == "GET" and self._may_resume(headers):
                     await self._resume(transport, headers["last-event-id"], scope, receive, send)
                     return
-            await app(scope, receive, send)  # which words the errors
+            has_session = "mcp-session-id" in headers or headers.get("mcp-protocol-version") in MODERN_PROTOCOL_VERSIONS
+            await app(scope, receive, send if has_session else _explain_missing_session(send))  # it words the errors
 
         return serve
 
@@ -178,6 +204,33 @@ class HttpApp:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         return serve
+
+
+async def _explain_not_found(request: Request, error: Exception) -> Response:
+    detail = getattr(error, "detail", "")
+    if detail == "Not Found":  # the router's own
+        detail = f"there is no {request.url.path[:200]}: MCP is at {PATH}, REST at /api/docs, the console at /"
+    return PlainTextResponse(detail, 404)
+
+
+def _explain_missing_session(send: Send) -> Send:
+    """Return `send` that adds what to do to the refusal of a request without a session."""
+    started: Message = {}
+
+    async def explained(message: Message) -> None:
+        nonlocal started
+        if message["type"] == "http.response.start" and message["status"] == 400:
+            started = message
+            return
+        if started:
+            body = message.get("body", b"").replace(_NO_SESSION, _NO_SESSION + _SESSION_ADVICE)
+            kept = [pair for pair in started["headers"] if pair[0].lower() != b"content-length"]
+            length = [(b"content-length", str(len(body)).encode())] if not message.get("more_body") else []
+            await send({**started, "headers": [*kept, *length]})
+            started, message = {}, {**message, "body": body}
+        await send(message)
+
+    return explained
 
 
 def _accepts_events(scope: Scope) -> bool:
@@ -262,12 +315,17 @@ class RequestGuard:
         return True
 
     def _reword_errors(self, scope: Scope, receive: Receive, send: Send) -> Send:
-        """Return `send` with some errors of the SDK, found while it reads a body, in our words."""
+        """Return `send` with some errors of the SDK, found while it reads a body, in our words, and with the status of
+        a limit, which the SDK does not know."""
         held: Message | None = None
         replaced = False
 
         async def reword(message: Message) -> None:
             nonlocal held, replaced
+            retry_after = scope.get("state", {}).get("retry_after")
+            if retry_after is not None and message["type"] == "http.response.start":
+                headers = [*message["headers"], (b"retry-after", b"%d" % retry_after)]
+                message = {**message, "status": RateLimited.status, "headers": headers}
             if message["type"] == "http.response.start" and message["status"] in _REWORDED:
                 held = message  # until its body shows which error it is
             elif held is not None:
@@ -364,6 +422,21 @@ def parse_origin(text: str) -> tuple[str, str, int] | None:
     return scheme, authority[0], authority[1] or _DEFAULT_PORTS[scheme]
 
 
+def metrics_route(write: Callable[[str], Awaitable[tuple[bytes, str]]], roles: Roles) -> Route:
+    """Return the route of `/metrics`: what the gateway has counted, for Prometheus. `write` returns it with its content
+    type, given the `Accept` header. The route answers administrators, and principals of a role with `metrics`."""
+
+    async def metrics(request: Request) -> Response:
+        principal: Principal = request.state.principal
+        if not principal.admin and not (principal.role is not None and roles.roles[principal.role].metrics):
+            refusal = "/metrics is for administrators and for keys of a role with 'metrics: true'"
+            return error_response(Forbidden(refusal, code="ADMIN_REQUIRED"))
+        body, content_type = await write(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
+
+    return Route("/metrics", metrics)
+
+
 def _rpc_error_response(message: str) -> Response:
     error = {"code": INVALID_REQUEST, "message": message}
     return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, 400)
@@ -388,6 +461,19 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+async def check_host(host: str) -> None:
+    """Refuse a host name that leads to no address."""
+    try:
+        await anyio.getaddrinfo(host, None)
+    except OSError:
+        raise _unknown_host(host) from None
+
+
+def _unknown_host(host: str) -> Invalid:
+    message = f"{host!r} is no name or address of this machine; name one, such as 127.0.0.1, or 0.0.0.0 for all"
+    return Invalid(message, code="CANNOT_LISTEN")
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -398,11 +484,25 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
+            fix = "a Toolgate serves there already: stop it" if _is_toolgate(host, port) else "stop what uses it"
             raise Unavailable(
-                f"port {port} of {host} is in use; stop what uses it or choose another with --port", code="PORT_IN_USE"
+                f"port {port} of {host} is in use; {fix} or choose another with --port", code="PORT_IN_USE"
             ) from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise _unknown_host(host) from None
         raise Invalid(f"cannot listen on {host}:{port}: {error.strerror or error}", code="CANNOT_LISTEN") from None
     return listening
+
+
+def _is_toolgate(host: str, port: int) -> bool:
+    """Return whether a Toolgate answers at an address, as told by `_healthz`."""
+    request = f"GET /healthz HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n"
+    reply = b""
+    with suppress(OSError), socket.create_connection((host, port), _PROBE_SECONDS) as connection:
+        connection.sendall(request.encode())
+        while len(reply) < _PROBE_BYTES and (chunk := connection.recv(_PROBE_BYTES)):
+            reply += chunk
+    return b'{"ok":true,"version":' in reply
 
 
 async def serve_http(

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 from urllib.parse import quote
 
-import anyio
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route, request_response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, RateLimited, Unauthenticated, Unavailable
 from gateway.identity import CURRENT, Principal
 from gateway.identity.authentication import Identity
 from gateway.identity.sessions import session_digest
+from gateway.tasks import CallScope
 
 # Answered without a key.
 PUBLIC = frozenset({"/healthz"})
@@ -32,6 +32,8 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _SESSION_COOKIE = "toolgate_session"
 # A browser leaves a strict cookie out of a request that a page of another site began, and sends it with the next one.
 _AGAIN = '<!doctype html><html lang="en"><meta http-equiv="refresh" content="0"><title>Toolgate</title></html>'
+
+_ENDED = "the key or session that this request was sent with is not valid any more"
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +51,10 @@ class Origin:
     def is_https(self, request: Request) -> bool:
         return self.of(request).startswith("https:")
 
-    def cookie_name(self, request: Request) -> str:
-        """Return the name of the session cookie. Browsers keep cookies by host, whatever the port, and refuse those
-        with the prefix from subdomains and plain http."""
-        if self.is_https(request):
-            return f"__Host-{_SESSION_COOKIE}"
-        return f"{_SESSION_COOKIE}_{request.url.port or 80}"
+    def cookie_name(self, request: Request, name: str = _SESSION_COOKIE) -> str:
+        """Return the name of a cookie, by default that of the session. Browsers keep cookies by host, whatever the
+        port, and refuse those with the prefix from subdomains and plain http."""
+        return f"__Host-{name}" if self.is_https(request) else f"{name}_{request.url.port or 80}"
 
 
 class _Credentials(NamedTuple):
@@ -68,7 +68,7 @@ class _Credentials(NamedTuple):
 class Authentication:
     """Authenticates every request except for `public` paths, and those below one that ends in a slash. MCP is served at
     `path` and, under a profile, at `path/PROFILE`; the application sees only the first. `issues_tokens` says whether
-    this gateway is its own authorization server."""
+    this gateway is its own authorization server; `end_session` ends a session of MCP if it is a principal's."""
 
     def __init__(
         self,
@@ -77,14 +77,16 @@ class Authentication:
         public: Collection[str] = (),
         origin: Origin | None = None,
         issues_tokens: bool = False,
+        end_session: Callable[[str, Principal], Awaitable[None]] | None = None,
     ) -> None:
+        self._end_session = end_session
         self._identity = identity
         self._path = path
         self._public = PUBLIC.union(public)
         self._folders = (PUBLIC_FOLDER, *(path for path in public if path.endswith("/")))
         self._origin = origin or Origin()
         self._issues_tokens = issues_tokens
-        self._running: dict[anyio.CancelScope, _Credentials] = {}
+        self._running: dict[CallScope, _Credentials] = {}
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
         """Return the application for authenticated requests; each has `scope["state"]["principal"]`."""
@@ -107,14 +109,28 @@ class Authentication:
             CURRENT.set(principal)
             if profile is not None:
                 scope = {**scope, "path": self._path, "raw_path": self._path.encode()}
-            with anyio.CancelScope() as running:
+            started = False
+
+            async def send_started(message: Message) -> None:
+                nonlocal started
+                started = True
+                await send(message)
+
+            with CallScope() as running:
                 self._running[running] = credentials
                 try:
-                    await app(scope, receive, send)
+                    await app(scope, receive, send_started)
                 finally:
                     del self._running[running]
-            if running.cancelled_caught:
+            if not running.cancelled_caught:
+                return
+            if started:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
+            else:
+                await self._refuse(Unauthenticated(_ENDED), Request(scope))(scope, receive, send)
+            session_id = headers.get(b"mcp-session-id")
+            if session_id is not None and self._end_session is not None and not principal.has_expired:
+                await self._end_session(session_id.decode("latin-1"), principal)
 
         return authenticate
 
@@ -144,12 +160,8 @@ class Authentication:
     async def end_unauthenticated(self) -> None:
         """End the requests in progress, such as streams, whose credential is not valid any more."""
         for running, credentials in list(self._running.items()):
-            try:
-                await self._authenticate(credentials)
-            except (Unauthenticated, Forbidden):
+            if await is_refused(self._authenticate(credentials)):
                 running.cancel()
-            except GatewayError as error:
-                log.debug("a request in progress cannot be authenticated again now: %s", error)
 
     def routes(self) -> list[Route]:
         """Return the routes of the metadata that tells clients where to log in (RFC 9728)."""
@@ -214,6 +226,17 @@ class Authentication:
         accepts = "text/html" in request.headers.get("accept", "")
         shows = accepts and request.method == "GET" and "authorization" not in request.headers
         return shows and SIGN_IN_PATH in self._public and not self._is_mcp(request.url.path)
+
+
+async def is_refused(authentication: Awaitable[Principal]) -> bool:
+    """Return whether a credential that was valid before is not any more."""
+    try:
+        await authentication
+    except (Unauthenticated, Forbidden):
+        return True
+    except GatewayError as error:
+        log.debug("a request in progress cannot be authenticated again now: %s", error)
+    return False
 
 
 def _send_to_sign_in(request: Request) -> Response:

@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -22,6 +21,7 @@ from gateway.identity import Principal
 from gateway.identity.authentication import Identity, hash_secret
 from gateway.sealing import Sealer
 from gateway.serve.http.authentication import Origin
+from gateway.value import Value
 
 # The tokens and sizes of the console.
 _STYLE = """
@@ -162,8 +162,7 @@ _COOKIE = "toolgate_person"
 KEY_LIMIT = 8192
 
 
-@dataclass(frozen=True)
-class Person:
+class Person(Value):
     """Somebody who has shown a key in this browser. `digest` is its SHA-256, in hexadecimal; empty for the owner of a
     gateway without keys."""
 
@@ -232,8 +231,7 @@ class People:
             raise Forbidden("this form was not sent by a page of this gateway", code="FORM_FORGED")
 
     def _cookie_name(self, request: Request) -> str:
-        # The prefix makes browsers refuse the cookie from subdomains and plain http.
-        return f"__Host-{_COOKIE}" if self._origin.is_https(request) else _COOKIE
+        return self._origin.cookie_name(request, _COOKIE)
 
 
 def host_of(uri: str) -> str:

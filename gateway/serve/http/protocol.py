@@ -1,4 +1,5 @@
-"""The HTTP protocol of one connection: uvicorn's, with a fast path around ASGI for most MCP requests."""
+"""The HTTP protocol of one connection: uvicorn's, with a fast path around ASGI for most MCP requests, and without
+uvicorn's events and queues for most of REST."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ import asyncio
 import logging
 import re
 from collections.abc import Coroutine, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.serve.mcp.fastpath import SIZE
@@ -38,11 +40,14 @@ _LINE_ENDS = re.compile(rb"[\r\n]*")
 # Size of a response up to which one copy of it is cheaper than a second write.
 _COPIED = 64 * 1024
 
+_LENGTH_AND_CLOSE = b"content-length: %d\r\nconnection: close\r\n\r\n"
 _FAILED = b"Internal Server Error"
 _WITHOUT_BODY = (204, 304)
 
-# Beginnings of paths whose POST requests are given to the application whole.
+# Beginnings of paths whose POST requests, and GET requests without a body, are given to the application whole.
 _REST = (b"/api/", b"/tools/", b"/openapi/")
+# In the scope of an application that may send whole responses (see `_FastCycle.send`).
+WHOLE_RESPONSE = "toolgate.response"
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +63,8 @@ class FastHandler(Protocol):
         ...
 
     def answer(self, head: Any, body: bytes, receive: Receive, send: Send) -> Coroutine[Any, Any, None] | None:
-        """Return a coroutine that answers with ASGI messages; None leaves the request to the application."""
+        """Return a coroutine that answers with ASGI messages, or with whole responses (see `_FastCycle.send`); None
+        leaves the request to the application."""
         ...
 
 
@@ -71,7 +77,7 @@ class HeaderCache:
 
     def find(self, request: bytes) -> tuple[Any, bytes] | None:
         """Return the cached head and the body of a request that arrived whole, and alone."""
-        size = request.find(_END) + len(_END)
+        size = request.find(b"\r\n\r\n") + 4
         cached = self._heads.get(request[:size])
         return (cached[0], request[size:]) if cached is not None and cached[1] == len(request) else None
 
@@ -80,7 +86,7 @@ class HeaderCache:
         size = request.find(_END) + len(_END)
         if size > CACHED_HEAD_SIZE or len(headers) > CACHED_HEAD_LINES:
             return
-        if headers.get(b"content-length") != b"%d" % (len(request) - size):
+        if headers.get(b"content-length", b"0") != b"%d" % (len(request) - size) or b"transfer-encoding" in headers:
             return
         if len(self._heads) >= CACHED_HEADS:
             self._heads.clear()
@@ -116,7 +122,7 @@ class FastHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._between_requests and self._is_idle:
             cached = self._cache.find(data)
-            if cached is not None and self._answer(*cached, keep_alive=True):
+            if cached is not None and self._answer(cached[0], cached[1], True):
                 return
             self._request = data
         self._parse(data)
@@ -260,8 +266,10 @@ class FastHttpProtocol(HttpToolsProtocol):
     def _parse_head(self) -> bool:
         """Parse the head of a request for the fast path; return whether its body is to be read for it."""
         path, _, query = self.url.partition(b"?")
-        is_known = path in self._handler.paths or path.startswith(_REST)
-        if not is_known or self.parser.get_method() != b"POST" or not self._is_idle:
+        method, is_rest = self.parser.get_method(), path.startswith(_REST)
+        if method != b"POST" and not (method == b"GET" and is_rest):
+            return False
+        if not (is_rest or path in self._handler.paths) or not self._is_idle:
             return False
         if self.parser.should_upgrade() or self.expect_100_continue or b"#" in query:
             return False
@@ -269,12 +277,14 @@ class FastHttpProtocol(HttpToolsProtocol):
         self._headers = {name: value.strip(b" \t") for name, value in self.headers}
         if len(self._headers) != len(self.headers):  # a header is there twice
             return False
-        if path in self._handler.paths:
+        has_body = self._unread or b"transfer-encoding" in self._headers
+        if not is_rest:
             self._head = self._handler.parse_head(path, query, self._headers)
-        elif b"expect" not in self._headers:
-            self._head = _WholeHead(unquote(path.decode("latin-1")), path, query, list(self._headers.items()))
-        else:
+        elif b"expect" in self._headers or (method == b"GET" and has_body):
             self._head = None
+        else:
+            path_text, headers = unquote(path.decode("latin-1")), list(self._headers.items())
+            self._head = _WholeHead(method.decode("ascii"), path_text, path, query, headers)
         return self._head is not None
 
     def _answer(self, head: Any, body: bytes, keep_alive: bool) -> bool:
@@ -292,14 +302,14 @@ class FastHttpProtocol(HttpToolsProtocol):
         if answer is None:
             return False
         self.cycle = cycle  # type: ignore[assignment]  # where uvicorn looks for its own
-        task = self.loop.create_task(cycle.run(answer))
-        task.add_done_callback(self.tasks.discard)
+        task = self.loop.create_task(answer)
+        task.add_done_callback(cycle.finish)
         self.tasks.add(task)
         return True
 
     def _give_to_application(self, head: _WholeHead, body: bytes, cycle: _FastCycle) -> Coroutine[Any, Any, None]:
         """Return the application's answer to a request that arrived whole, without uvicorn's events and queues."""
-        scope = {
+        scope: Scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
@@ -307,12 +317,13 @@ class FastHttpProtocol(HttpToolsProtocol):
             "client": self.client,
             "scheme": self.scheme,
             "root_path": self.root_path,
-            "method": "POST",
+            "method": head.method,
             "path": head.path,
             "raw_path": head.raw_path,
             "query_string": head.query,
             "headers": head.headers,
             "state": self.app_state.copy(),
+            "extensions": {WHOLE_RESPONSE: {}},
         }
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -333,6 +344,7 @@ class FastHttpProtocol(HttpToolsProtocol):
 class _WholeHead(NamedTuple):
     """The head of a request that the application gets whole."""
 
+    method: str
     path: str
     raw_path: bytes
     query: bytes
@@ -360,15 +372,15 @@ class _FastCycle:
         if self._disconnect is not None and not self._disconnect.done():
             self._disconnect.set_result(None)
 
-    async def run(self, answer: Coroutine[Any, Any, None]) -> None:
-        try:
-            await answer
-        except Exception:
-            log.exception("a request could not be answered")
-            await self._fail()
-        finally:
-            if not self.response_complete:
-                self._protocol.transport.close()
+    def finish(self, task: asyncio.Task[None]) -> None:
+        """End the request whose task has ended."""
+        self._protocol.tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a request could not be answered", exc_info=error)
+            self._fail()
+        if not self.response_complete:
+            self._protocol.transport.close()
 
     async def receive(self) -> Message:
         """ASGI's `receive` after the whole body: it returns once the client has disconnected."""
@@ -378,37 +390,41 @@ class _FastCycle:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """ASGI's `send`. A response without a content length is sent in chunks; a start with a body is a whole one. A
-        disconnect ends one half way, also for a client that does not read."""
-        if message["type"] == "http.disconnect":
+        """ASGI's `send`. A response without a content length is sent in chunks; one of the type `http.response` is
+        whole, with its headers as `lines`. A disconnect ends one half way, also for a client that does not read."""
+        kind, protocol = message["type"], self._protocol
+        if kind == "http.disconnect":
             if not self.response_complete:
-                self._protocol.transport.abort()
+                protocol.transport.abort()
             return
-        if message["type"] == "http.response.start":
+        if kind == "http.response.start":
             self._head = self.encode_head(message)
-            if "body" not in message:
-                return
-        if self._protocol.flow.write_paused and not self.disconnected:
-            await self._protocol.flow.drain()
-        if self.disconnected or self._protocol.transport.is_closing():
             return
-        body, more = message["body"], message.get("more_body", False)
-        if self._chunked:
-            body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"" if more else b"0\r\n\r\n")
+        if protocol.flow.write_paused and not self.disconnected:
+            await protocol.flow.drain()
+        if self.disconnected or protocol.transport.is_closing():
+            return
+        body = message["body"]
+        if kind == "http.response":
+            first = _first_lines(message["status"], *protocol.server_state.default_headers)
+            length = (b"content-length: %d\r\n\r\n" if self.keep_alive else _LENGTH_AND_CLOSE) % len(body)
+            self._head = first + message["lines"] + length
+        elif self._chunked:
+            last = b"" if message.get("more_body", False) else b"0\r\n\r\n"
+            body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + last
         self._write(body)
-        if not more:
+        if not message.get("more_body", False):
             self.response_complete = True
             if not self.keep_alive:
-                self._protocol.transport.close()
-            self._protocol.on_fast_response_complete()
+                protocol.transport.close()
+            protocol.on_fast_response_complete()
 
-    async def _fail(self) -> None:
-        if self._head is None:  # the response has begun
+    def _fail(self) -> None:
+        if self._head is None or self._protocol.transport.is_closing():  # the response has begun, or nobody reads it
             return
         self.keep_alive = False
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(_FAILED))]
-        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
-        await self.send({"type": "http.response.body", "body": _FAILED})
+        self._protocol.transport.write(self.encode_head({"status": 500, "headers": headers}) + _FAILED)
 
     def _write(self, body: bytes) -> None:
         head, self._head = self._head, None
@@ -420,15 +436,19 @@ class _FastCycle:
             self._protocol.transport.writelines((head, body))
 
     def encode_head(self, start: Message) -> bytes:
-        headers, body = [*self._protocol.server_state.default_headers, *start["headers"]], start.get("body")
-        lines = [STATUS_LINE[start["status"]], *[b"%b: %b\r\n" % header for header in headers]]
-        has_body = start["status"] not in _WITHOUT_BODY
-        self._chunked = body is None and has_body and not any(name == b"content-length" for name, _ in headers)
-        if body is not None:
-            lines.append(b"content-length: %d\r\n" % len(body))
-        elif self._chunked:
+        status, headers = start["status"], start["headers"]
+        lines = [_first_lines(status, *self._protocol.server_state.default_headers)]
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        self._chunked = status not in _WITHOUT_BODY and not any(name == b"content-length" for name, _ in headers)
+        if self._chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
         return b"".join(lines)
+
+
+@lru_cache(maxsize=16)  # the default headers have the date
+def _first_lines(status: int, *headers: tuple[bytes, bytes]) -> bytes:
+    """Encode a status and the headers of all responses."""
+    return STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % header for header in headers])

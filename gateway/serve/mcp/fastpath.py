@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from gateway.calls import Caller, ClientInfo, no_progress, to_json
+from gateway.calls import Caller, ClientInfo, Progress, no_progress, to_json
 from gateway.errors import GatewayError
 from gateway.identity import Principal
 from gateway.protocol import (
@@ -26,11 +26,12 @@ from gateway.protocol import (
     PROTOCOL_VERSION_META_KEY,
     supports_apps,
 )
-from gateway.protocol.jsonrpc import RequestId, RpcError
-from gateway.serve.mcp.handlers import Handlers
-from gateway.serve.mcp.request import TRACEPARENT, Request, caller_of, client_name
+from gateway.protocol.jsonrpc import RequestId
+from gateway.serve.mcp.handlers import Handlers, convert_error
+from gateway.serve.mcp.request import TRACEPARENT, Request, Response, caller_of, client_name
 from gateway.serve.mcp.results import shape
 from gateway.serve.mcp.sessions import Notify, Session
+from gateway.tasks import CallScope
 
 # The largest request that is parsed here, in bytes.
 SIZE = 1024 * 1024
@@ -54,36 +55,40 @@ _KEYS = {
     "ping": frozenset({"_meta"}),
     "server/discover": frozenset({"_meta"}),
 }
+# The part of `_meta` that is no different for two requests that are equal; 1 equals true.
+_ENVELOPE = frozenset({PROTOCOL_VERSION_META_KEY, CLIENT_INFO_META_KEY, CLIENT_CAPABILITIES_META_KEY})
 _INITIALIZE = frozenset({"protocolVersion", "capabilities", "clientInfo", "_meta"})
 
 
+class ServedCall(CallScope):
+    """A request that is answered here, cancelled on demand without an exception (see `cancelled_caught`). Messages for
+    its client after its response are dropped."""
+
+    ended = False
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self.ended = True
+        return super().__exit__(kind)
+
+    async def notify(self, message: Mapping[str, Any]) -> None:
+        """Send a message of the request to its client."""
+        if not self.ended:
+            await self.send(message)
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+
 @dataclass(slots=True)
-class EncodedResponse:
-    """A response as the bytes of its message. `error` is the code of an error response."""
+class Envelope:
+    """The `_meta` in which a client of a modern version describes itself, and what it says. `principal` sent it.
+    `varies` says that `client` is made anew for each request."""
 
-    message: bytes
-    error: int | None = None
-    call_id: str | None = None
-
-
-@dataclass(slots=True)
-class ParsedRequest:
-    """A request that can be answered here. `relayed` allows the bytes of an upstream's response to be passed on."""
-
-    id: RequestId
-    method: str
-    params: Mapping[str, Any]
+    principal: Principal
     version: str
     caller: Caller
-    chat: str
-    capabilities: Mapping[str, Any]
-    level: str | None = None
-    session: Session | None = None
-    relayed: bool = False
-
-    @property
-    def modern(self) -> bool:
-        return self.session is None
+    client: ClientInfo
+    varies: bool
 
 
 def parse(body: bytes) -> dict[str, Any] | None:
@@ -108,14 +113,29 @@ def parse_modern(
     message: Mapping[str, Any],
     principal: Principal,
     chat: str,
+    notify: Notify,
     relayed: bool = False,
     methods: frozenset[str] = METHODS,
-) -> ParsedRequest | None:
-    """Parse the request of a client of a modern version, which describes itself in every request."""
+    known: Envelope | None = None,
+) -> tuple[Request, Envelope] | None:
+    """Parse the request of a client of a modern version, which describes itself in every request. `known` is its
+    description in an earlier one, which most clients repeat."""
     request = _parse_request(message, methods)
     if request is None:
         return None
-    meta = request[2].get("_meta", {})
+    number, method, params, meta = request
+    if known is None or known.principal is not principal or known.client.meta != meta:
+        known = _parse_envelope(meta, principal)
+        if known is None:
+            return None
+    client = known.client
+    if known.varies:
+        client = client.replace(meta=meta, log=None if client.level is None else partial(_log, notify))
+    progress = _progress_to(notify, meta)
+    return Request(method, params, known.version, known.caller, chat, client, None, progress, number, relayed), known
+
+
+def _parse_envelope(meta: Mapping[str, Any], principal: Principal) -> Envelope | None:
     version, capabilities = meta.get(PROTOCOL_VERSION_META_KEY), meta.get(CLIENT_CAPABILITIES_META_KEY)
     level = meta.get(LOG_LEVEL_META_KEY)
     if version not in MODERN_PROTOCOL_VERSIONS or not isinstance(capabilities, dict):
@@ -128,17 +148,23 @@ def parse_modern(
     if info is not None and not _is_valid_info(info):
         return None
     caller = caller_of(principal, None if info is None else client_name(info))
-    return ParsedRequest(*request, version, caller, chat, capabilities, level, None, relayed)
+    client = ClientInfo(capabilities, meta, level=level, modern=True)
+    return Envelope(principal, version, caller, client, varies=not meta.keys() <= _ENVELOPE)
 
 
 def parse_in_session(
-    message: Mapping[str, Any], session: Session, chat: str, methods: frozenset[str] = METHODS
-) -> ParsedRequest | None:
+    message: Mapping[str, Any], session: Session, chat: str, notify: Notify, methods: frozenset[str] = METHODS
+) -> Request | None:
     """Parse the request of a client of a handshake version."""
     request = _parse_request(message, methods)
-    if request is None or str(request[0]) in session.calls or PROTOCOL_VERSION_META_KEY in request[2].get("_meta", {}):
+    if request is None or str(request[0]) in session.calls or PROTOCOL_VERSION_META_KEY in request[3]:
         return None
-    return ParsedRequest(*request, session.version, session.caller, chat, session.capabilities, session.level, session)
+    number, method, params, meta = request
+    log = None if session.level is None else partial(_log, notify)
+    ask = partial(session.ask, notify) if session.capabilities else None  # without any, it can be asked nothing
+    client = ClientInfo(session.capabilities, meta, {}, ask, log, session.level)
+    progress = _progress_to(notify, meta)
+    return Request(method, params, session.version, session.caller, chat, client, session, progress, number)
 
 
 def parse_initialize(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -162,19 +188,21 @@ def parse_initialize(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _parse_request(
     message: Mapping[str, Any], methods: frozenset[str]
-) -> tuple[RequestId, str, Mapping[str, Any]] | None:
+) -> tuple[RequestId, str, Mapping[str, Any], Mapping[str, Any]] | None:
+    """Return its id, method, parameters and `_meta`."""
     number, method, params = message.get("id"), message.get("method"), message.get("params", {})
-    if not isinstance(method, str) or method not in methods or not message.keys() <= _MESSAGE:
+    if type(number) not in _IDS or type(method) is not str or method not in methods or type(params) is not dict:
         return None
-    meta = params.get("_meta", {}) if isinstance(params, dict) else None
-    if type(number) not in _IDS or not isinstance(meta, dict) or type(meta.get("progressToken", 0)) not in _IDS:
+    meta = params.get("_meta", {})
+    if type(meta) is not dict or type(meta.get("progressToken", 0)) not in _IDS:
         return None
-    fits = params.keys() <= _KEYS[method]
+    if not message.keys() <= _MESSAGE or not params.keys() <= _KEYS[method]:
+        return None
     if method == "tools/call":
-        fits = fits and isinstance(params.get("name"), str) and isinstance(params.get("arguments", {}), dict)
-    elif method == "tools/list":
-        fits = fits and isinstance(params.get("cursor", ""), str)
-    return (number, method, params) if fits else None  # type: ignore[return-value]  # its type is checked above
+        fits = type(params.get("name")) is str and type(params.get("arguments", {})) is dict
+    else:
+        fits = method != "tools/list" or type(params.get("cursor", "")) is str
+    return (number, method, params, meta) if fits else None  # type: ignore[return-value]  # its type is checked above
 
 
 def _are_valid_capabilities(capabilities: Mapping[str, Any]) -> bool:
@@ -199,57 +227,31 @@ class FastPath:
     def __init__(self, handlers: Handlers) -> None:
         self._handlers = handlers
 
-    async def answer(self, parsed: ParsedRequest, notify: Notify) -> EncodedResponse:
-        """Answer a request. Messages of the call go through `notify`; those after the response are dropped."""
-        if parsed.method == "tools/list" and self._handlers.first_lists() is None:
+    async def answer(self, request: Request) -> Response:
+        """Answer a request: the response has its message."""
+        if request.method == "tools/list" and self._handlers.first_lists() is None:
             with suppress(GatewayError):  # the handlers word the error
-                cursor, apps = parsed.params.get("cursor"), supports_apps(parsed.capabilities)
-                page = self._handlers.tools.page_json(cursor, parsed.modern, parsed.caller, apps)
-                return EncodedResponse(_response(parsed.id, page))
-        if parsed.method == "ping":
-            return EncodedResponse(_response(parsed.id, b"{}"))
-        notifier = _Notifier(notify)
+                cursor, apps = request.params.get("cursor"), supports_apps(request.client.capabilities)
+                page = self._handlers.tools.page_json(cursor, request.modern, request.caller, apps)
+                return Response(message=_encode_response(request.id, page))
+        if request.method == "ping":
+            return Response(message=_encode_response(request.id, b"{}"))
         try:
-            response = await self._handlers.answer(_request(parsed, notifier.notify))
-            if response.message is not None:
-                return EncodedResponse(response.message, call_id=response.call_id)
-            result = to_json(shape(response.result or {}, parsed.modern))
-            return EncodedResponse(_response(parsed.id, result), call_id=response.call_id)
-        except RpcError as error:
-            return encode_error(parsed.id, error.code, error.message, error.data)
-        finally:
-            notifier.closed = True
+            response = await self._handlers.answer(request)
+            if not response.message:
+                result = to_json(shape(response.result or {}, request.modern))
+                response.message = _encode_response(request.id, result)
+            return response
+        except Exception as error:
+            fault = convert_error(error, request.method, request.params, request.modern)
+            response = encode_error(request.id, fault.code, fault.message, fault.data)
+            response.retry_after = fault.retry_after
+            return response
 
 
-def _request(parsed: ParsedRequest, notify: Notify) -> Request:
-    params, session = parsed.params, parsed.session
-    meta = params.get("_meta", {})
-    client = ClientInfo(
-        capabilities=parsed.capabilities,
-        meta=meta,
-        ask=partial(session.ask, notify) if session is not None else None,
-        log=partial(_log, notify) if parsed.level is not None else None,
-        level=parsed.level,
-        modern=session is None,
-        reply_to=parsed.id if parsed.relayed else None,
-    )
+def _progress_to(notify: Notify, meta: Mapping[str, Any]) -> Progress:
     token = meta.get("progressToken")
-    progress = no_progress if token is None else partial(_progress, notify, token)
-    return Request(parsed.method, params, parsed.version, parsed.caller, parsed.chat, client, session, progress)
-
-
-class _Notifier:
-    """Sends the notifications of one request until its response."""
-
-    __slots__ = ("_notify", "closed")
-
-    def __init__(self, notify: Notify) -> None:
-        self.closed = False
-        self._notify = notify
-
-    async def notify(self, message: Mapping[str, Any]) -> None:
-        if not self.closed:
-            await self._notify(message)
+    return no_progress if token is None else partial(_progress, notify, token)
 
 
 async def _progress(
@@ -265,14 +267,14 @@ async def _log(notify: Notify, entry: Mapping[str, Any]) -> None:
         await notify({"jsonrpc": "2.0", "method": "notifications/message", "params": dict(entry)})
 
 
-def encode_error(request_id: RequestId, code: int, message: str, data: Any = None) -> EncodedResponse:
+def encode_error(request_id: RequestId, code: int, message: str, data: Any = None) -> Response:
     error = {"code": code, "message": message} | ({} if data is None else {"data": data})
-    return EncodedResponse(to_json({"jsonrpc": "2.0", "id": request_id, "error": error}), error=code)
+    return Response(message=to_json({"jsonrpc": "2.0", "id": request_id, "error": error}), error=code)
 
 
 def encode_result(request_id: RequestId, result: Mapping[str, Any]) -> bytes:
-    return _response(request_id, to_json(result))
+    return _encode_response(request_id, to_json(result))
 
 
-def _response(request_id: RequestId, result: bytes) -> bytes:
+def _encode_response(request_id: RequestId, result: bytes) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (orjson.dumps(request_id), result)

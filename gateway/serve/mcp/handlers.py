@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gateway.calls import Caller, check_chat
@@ -79,7 +79,7 @@ class Handlers:
         self.first_lists = first_lists
         self._relay = relay
         renders = RenderResources(plans, versions, executor)
-        view_tools = ViewTools(executor, versions, renders, self.reader)
+        view_tools = ViewTools(executor, versions, renders, self.reader, (caller or executor).call_tool)
         self.tools = Tools(executor, caller or executor, plans is not None, view_tools)
         self.notifications = Notifications(versions)
         self.sessions = Sessions(self._session_opened, self._session_closed, end_chat)
@@ -101,17 +101,15 @@ class Handlers:
         }
         executor.watch(self._catalog_changed)
 
-    async def answer(self, request: Request) -> Response:
-        """Response a request, or raise the `RpcError` of its protocol version."""
-        try:
-            if request.method == "tools/call":
-                return await self.tools.call(request)
-            method = self._methods.get(request.method)
-            if method is None:
-                raise RpcError(METHOD_NOT_FOUND, "Method not found", request.method)
-            return Response(await method(request))
-        except Exception as error:
-            raise convert_error(error, request.method, request.params, request.modern) from None
+    def answer(self, request: Request) -> Awaitable[Response]:
+        """Answer a request. What it raises, `convert_error` makes the error of its protocol version."""
+        return self.tools.call(request) if request.method == "tools/call" else self._answer(request)
+
+    async def _answer(self, request: Request) -> Response:
+        method = self._methods.get(request.method)
+        if method is None:
+            raise RpcError(METHOD_NOT_FOUND, "Method not found", request.method)
+        return Response(await method(request))
 
     def initialize(self, params: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Return the result of a handshake: the version both sides support, and what this server offers."""
@@ -146,9 +144,9 @@ class Handlers:
         lines = [(f"{name}: {_rename(text, offered[name])}", uri) for name, uri, text in servers]
         return "\n".join([INSTRUCTIONS, *_fit(lines, INSTRUCTIONS_LIMIT - len(INSTRUCTIONS))])
 
-    def upstreams_changed(self) -> None:
-        """Notify clients that prompts, resources and instructions of upstreams may have changed."""
-        self.notifications.notify_upstreams()
+    def upstreams_changed(self, lists: Collection[str]) -> None:
+        """Notify clients that these lists of upstreams may have changed; their instructions are resources."""
+        self.notifications.notify_lists(lists)
 
     def reader(self, request: Request) -> ResourceReader:
         chat = meta_text(request.client.meta, CHAT) or request.chat
@@ -161,7 +159,7 @@ class Handlers:
 
     def _catalog_changed(self, catalog: Catalog) -> None:
         self.tools.set_catalog(catalog)
-        self.notifications.notify_tools()
+        self.notifications.notify_lists(["tools"])
 
     def _session_opened(self, session: Session) -> None:
         CLIENTS.info("client connected: %s (protocol %s)", visible(session.caller.client or "unnamed"), session.version)

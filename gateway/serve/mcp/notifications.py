@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from gateway.errors import GatewayError, Invalid
@@ -13,6 +12,7 @@ from gateway.serve.mcp.render_resources import ResourceReader
 from gateway.serve.mcp.resources import Relay
 from gateway.serve.mcp.uris import Address, FileAddress
 from gateway.tasks import TaskSet
+from gateway.value import Value
 from gateway.workspace.tree import Changes as FileChanges
 from gateway.workspace.versions import Versions
 
@@ -29,8 +29,7 @@ SUBSCRIPTIONS = 1000
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Value):
     """A change that clients are notified of. `uri` names the resource where it is about one."""
 
     method: str
@@ -45,6 +44,7 @@ class Change:
 TOOLS_CHANGED = Change("notifications/tools/list_changed")
 PROMPTS_CHANGED = Change("notifications/prompts/list_changed")
 RESOURCES_CHANGED = Change("notifications/resources/list_changed")
+_LIST_CHANGES = {"tools": TOOLS_CHANGED, "prompts": PROMPTS_CHANGED, "resources": RESOURCES_CHANGED}
 RESOURCE_UPDATED = "notifications/resources/updated"
 
 Send = Callable[[Change], Awaitable[None]]
@@ -209,15 +209,12 @@ class Notifications:
         subscriber.unsubscribe_upstream(uri)
         self._drop(subscriber, before - subscriber.chats)
 
-    def notify_tools(self) -> None:
+    def notify_lists(self, lists: Collection[str]) -> None:
+        """Notify all clients that these lists may have changed."""
+        changes = [change for what, change in _LIST_CHANGES.items() if what in lists]
         for subscriber in self._subscribers:
-            subscriber.notify(TOOLS_CHANGED)
-
-    def notify_upstreams(self) -> None:
-        """Notify all clients that prompts and resources of upstreams may have changed."""
-        for subscriber in self._subscribers:
-            subscriber.notify(PROMPTS_CHANGED)
-            subscriber.notify(RESOURCES_CHANGED)
+            for change in changes:
+                subscriber.notify(change)
 
     def _notify_files(self, chat: str, files: FileChanges) -> None:
         subscribers = self._by_chat.get(chat)

@@ -6,7 +6,7 @@ import base64
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
@@ -19,9 +19,11 @@ from gateway.calls import Call, Caller, PlannedCall
 from gateway.catalog import RENDERER
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound
 from gateway.executor import Executor
+from gateway.render.renderers import TEXT_RENDERERS
 from gateway.serve.mcp.uris import SPAN_LIMIT, FileAddress, RenderAddress, Span, parse, render_uri
 from gateway.serve.web.inline import read_view
 from gateway.tools import READ_RENDER, READ_RESOURCE, Tool
+from gateway.value import Value
 from gateway.workspace.os_errors import is_directory, is_link
 from gateway.workspace.paths import Root
 from gateway.workspace.paths import parse as parse_path
@@ -36,8 +38,7 @@ if TYPE_CHECKING:
 SIZE = "dev.toolgate/size"
 
 
-@dataclass(frozen=True)
-class ContentSlice:
+class ContentSlice(Value):
     """Bytes of a content whose whole size is `size`."""
 
     content: bytes
@@ -53,8 +54,7 @@ class ContentSlice:
         return None
 
 
-@dataclass(frozen=True)
-class ResourceReader:
+class ResourceReader(Value):
     """The caller of a request about resources, and its chat."""
 
     chat: str
@@ -247,7 +247,7 @@ class RenderResources:
         async def describe(planned: PlannedCall) -> dict[str, Any]:
             plan: dict[str, Any] = orjson.loads(planned.plan or "{}")
             described = {"uri": render_uri(planned.id), "plan": plan}
-            if "error" in plan or plan.get("renderer") not in ("code", "document"):
+            if "error" in plan or plan.get("renderer") not in TEXT_RENDERERS:
                 return described
             return {**described, "content": await self._make_content(planned, plan)}
 

@@ -12,6 +12,7 @@ from typing import Any
 from gateway.calls import LOCAL, Caller, ClientInfo, Progress, no_progress
 from gateway.errors import Invalid
 from gateway.identity import Principal
+from gateway.protocol.jsonrpc import RequestId
 from gateway.serve.mcp.sessions import Session
 
 CHAT = "dev.toolgate/chat"
@@ -25,7 +26,8 @@ _OTHER_USERS = frozenset(["authorization", "cookie", "forwarded", "via", "x-forw
 @dataclass(slots=True)
 class Request:
     """A parsed request. `chat` is the connection's; a request may name another in `_meta`. `session` is None for a
-    client of a modern version."""
+    client of a modern version. `id` is that of the request where it is encoded by the fast path; `relayed` allows the
+    bytes of an upstream's response to it to be passed on."""
 
     method: str
     params: Mapping[str, Any]
@@ -35,6 +37,8 @@ class Request:
     client: ClientInfo
     session: Session | None = None
     progress: Progress = no_progress
+    id: RequestId = ""
+    relayed: bool = False
 
     @property
     def modern(self) -> bool:
@@ -43,11 +47,14 @@ class Request:
 
 @dataclass(slots=True)
 class Response:
-    """The response to a request: a result, or the whole message of an upstream, to be sent unchanged."""
+    """The response to a request: a result, or the bytes of its whole message. `error` is the code of an error response,
+    `retry_after` the seconds after which the request may be sent again."""
 
     result: dict[str, Any] | None = None
     call_id: str | None = None
-    message: bytes | None = None
+    message: bytes = b""
+    error: int | None = None
+    retry_after: int | None = None
 
 
 @lru_cache(maxsize=4096)  # a few clients of each principal make all the calls

@@ -7,9 +7,9 @@ from typing import Any
 
 from gateway import __version__
 from gateway.calls import Call, Outcome, text_content
-from gateway.errors import GatewayError, Invalid, NotFound, Unavailable, UpstreamFault
+from gateway.errors import GatewayError, Invalid, NotFound, RateLimited, Unavailable, UpstreamFault
 from gateway.protocol import SERVER_INFO_META_KEY
-from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, RESOURCE_NOT_FOUND, RpcError
+from gateway.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, RATE_LIMITED, RESOURCE_NOT_FOUND, RpcError
 
 # Prefix of the `_meta` keys that only the gateway may write.
 OWN_PREFIX = "dev.toolgate/"
@@ -26,10 +26,13 @@ def rpc_error(refusal: GatewayError, modern: bool, **details: Any) -> RpcError:
     if isinstance(refusal, UpstreamFault):
         return RpcError(refusal.fault, refusal.message, refusal.data)
     own_fault = isinstance(refusal, Unavailable) or type(refusal) is GatewayError
-    code = INTERNAL_ERROR if own_fault else INVALID_PARAMS
+    code = RATE_LIMITED if isinstance(refusal, RateLimited) else INTERNAL_ERROR if own_fault else INVALID_PARAMS
     if isinstance(refusal, NotFound) and not modern and "uri" in details:
         code = RESOURCE_NOT_FOUND
-    return RpcError(code, str(refusal), {**details, **refusal.to_dict()})
+    error = RpcError(code, str(refusal), {**details, **refusal.to_dict()})
+    if code == RATE_LIMITED:
+        error.retry_after = refusal.details.get("retry_after")
+    return error
 
 
 def unknown_cursor() -> Invalid:
@@ -65,7 +68,9 @@ def shape(result: dict[str, Any], modern: bool) -> dict[str, Any]:
     version allows only objects as structured results, and none of the newer keys."""
     if modern:
         return {**result, "_meta": {**(result.get("_meta") or {}), **_SERVER_META}}
-    older = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
+    older = {**result}
+    for key in ("resultType", "ttlMs", "cacheScope"):
+        older.pop(key, None)
     if SERVER_INFO_META_KEY in (meta := older.get("_meta") or {}):  # of a modern upstream
         older["_meta"] = {key: value for key, value in meta.items() if key != SERVER_INFO_META_KEY}
     if not isinstance(older.get("structuredContent", {}), dict):

@@ -1,12 +1,13 @@
 """The adapter for the MCP SDK's server: everything that is not answered by the fast path.
 
-The only module that imports `mcp.server`. It is imported when it is needed, as that takes longer than the rest of a
-start. Requests become the same `Request` values as on the fast path, and the same handlers answer them.
+With `authorization/` the only one that imports `mcp.server`. It is imported when needed, as that takes longer than
+the rest of a start. Requests become the same `Request` values as on the fast path, and the same handlers answer them.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -73,8 +74,8 @@ from gateway.serve.mcp.request import (
 from gateway.serve.mcp.results import SERVER_INFO, shape
 from gateway.serve.mcp.sessions import Session, Sessions
 
-# `subscriptions/listen` requests open at a time.
-STREAMS = 1024
+# `subscriptions/listen` requests open at a time: in all, and of one principal.
+STREAMS, STREAMS_OF_ONE = 1024, 512
 
 # Limits of HTTP sessions of the handshake versions, for all clients together and for each one.
 SESSIONS, SESSIONS_PER_CLIENT = 1000, 500
@@ -123,7 +124,7 @@ class SdkServer(Server[Any]):
             on_subscriptions_listen=self._listen,
         )
         self._handlers = handlers
-        self._streams: set[ListenHandler] = set()
+        self._streams: dict[ListenHandler, str] = {}  # with the principal of each
         for method, params in PARAMS.items():
             self.add_request_handler(method, params, self._answer)
         self.middleware.extend([_convert_errors, self._open_session, self._skip_validation])
@@ -165,27 +166,25 @@ class SdkServer(Server[Any]):
     async def _listen(
         self, context: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Serve one stream until it ends. The acknowledgement leaves out resources that this client may not subscribe
-        to, as the protocol demands."""
-        if len(self._streams) >= STREAMS:
-            raise RpcError(INTERNAL_ERROR, f"{STREAMS} streams are open already; try again later")
+        """Serve one stream until it ends. Its acknowledgement leaves out what this client may not subscribe to."""
         handlers, wanted = self._handlers, params.notifications
         reader = handlers.reader(self._request(context))
-        files, upstream = await handlers.find_subscribable(
-            reader, (wanted.resource_subscriptions or [])[:SUBSCRIPTIONS]
-        )
+        if len(self._streams) >= STREAMS or [*self._streams.values()].count(reader.principal) >= STREAMS_OF_ONE:
+            raise RpcError(INTERNAL_ERROR, "too many streams are open already; close some or try again later")
         bus = InMemorySubscriptionBus()
         stream, subscriber = ListenHandler(bus), Subscriber(reader.principal, partial(_publish, bus))
-        self._streams.add(stream)
+        self._streams[stream] = reader.principal
         handlers.notifications.add(subscriber)
         try:
+            uris = (wanted.resource_subscriptions or [])[:SUBSCRIPTIONS]
+            files, upstream = await handlers.find_subscribable(reader, uris)
             if wanted.resources_list_changed:
                 handlers.notifications.subscribe_list(subscriber, reader.chat)
             subscribed = await handlers.notifications.subscribe_all(subscriber, files, upstream, handlers.relay, reader)
             honored = wanted.model_copy(update={"resource_subscriptions": subscribed})
             return await stream(context, types.SubscriptionsListenRequestParams(notifications=honored))
         finally:
-            self._streams.discard(stream)
+            del self._streams[stream]
             handlers.notifications.remove(subscriber)
 
     async def _open_session(self, ctx: Context, call_next: CallNext) -> HandlerResult:
@@ -285,7 +284,7 @@ def _client_info(context: Context, session: Session | None) -> ClientInfo:
         capabilities=capabilities if isinstance(capabilities, Mapping) else {},
         meta=meta,
         answers={key: params[key] for key in ("inputResponses", "requestState") if params.get(key) is not None},
-        ask=_asker(context) if context.session.can_send_request and session is not None else None,
+        ask=_asker(context) if capabilities and context.session.can_send_request and session is not None else None,
         log=_logger(context),
         level=level if level in LOG_LEVELS else None,
         modern=session is None,
@@ -324,6 +323,8 @@ async def _convert_errors(ctx: Context, call_next: CallNext) -> HandlerResult:
         raise
     except Exception as error:
         converted = convert_error(error, ctx.method, ctx.params or {}, _is_modern(ctx))
+        if _is_modern(ctx) and isinstance(ctx.request, HttpRequest):
+            ctx.request.state.retry_after = converted.retry_after
         raise MCPError(converted.code, converted.message, converted.data) from None
 
 
@@ -412,6 +413,9 @@ class SdkStream:
                 self._end(cancelled)
 
 
+SHORT_USE = 1.0  # seconds of use after which the deadline of a session is moved
+
+
 class HttpSessions:
     """The HTTP sessions of the handshake versions, and the limit on them.
 
@@ -443,20 +447,36 @@ class HttpSessions:
         """Return the principal that opened a session."""
         return self._owners.get(transport.mcp_session_id or "")
 
+    def begin_use(self, transport: SdkTransport) -> None:
+        """Keep the SDK, which does not see requests of the fast path, from ending the session as idle, until `end_use`.
+        Within `SHORT_USE` seconds `extend_use` must follow: to move the SDK's deadline costs more than a short call."""
+        transport._requests_in_flight += 1
+        scope = transport.idle_scope
+        if scope is not None and scope.deadline - time.monotonic() < SHORT_USE:  # the clock of event loops
+            scope.deadline = math.inf
+
+    def extend_use(self, transport: SdkTransport) -> None:
+        if (scope := transport.idle_scope) is not None:
+            scope.deadline = math.inf
+
+    def end_use(self, transport: SdkTransport) -> None:
+        transport._requests_in_flight -= 1
+        scope, timeout = transport.idle_scope, transport._idle_timeout
+        if scope is None or timeout is None or transport._requests_in_flight:
+            return
+        deadline = time.monotonic() + timeout
+        if not 0 <= deadline - scope.deadline < SHORT_USE:
+            scope.deadline = deadline
+
     @contextmanager
     def in_use(self, transport: SdkTransport) -> Iterator[None]:
-        """Keep the SDK, which does not see requests of the fast path, from ending the session as idle."""
-        if transport.idle_scope is None or transport._idle_timeout is None:
-            yield
-            return
-        transport._requests_in_flight += 1
-        transport.idle_scope.deadline = math.inf
+        """Keep a session from ending as idle while a stream is open."""
+        self.begin_use(transport)
+        self.extend_use(transport)
         try:
             yield
         finally:
-            transport._requests_in_flight -= 1
-            if not transport._requests_in_flight:
-                transport.idle_scope.deadline = anyio.current_time() + transport._idle_timeout
+            self.end_use(transport)
 
     async def _open(self, http_transport: SdkTransport, scope: Scope, receive: Receive, send: Send) -> None:
         sessions, new = self._manager._server_instances, http_transport.mcp_session_id or ""
@@ -500,8 +520,9 @@ class HttpSessions:
             (-held[owner], scope.deadline, key)
             for key, owner in self._clients.items()
             if owner == client or (not is_full and held[owner] > held[client])
-            # The SDK ends an idle session at this deadline; it is infinite while the session is in use.
-            if (scope := self._manager._server_instances[key].idle_scope) is not None and scope.deadline < math.inf
+            # The SDK ends an idle session at this deadline.
+            if (scope := (transport := self._manager._server_instances[key]).idle_scope) is not None
+            and not transport._requests_in_flight
         )
         return min(idle, default=(0, 0, new))[-1]
 

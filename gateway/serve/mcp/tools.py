@@ -17,12 +17,13 @@ from gateway.discovery import (
     AUTO_TOOLS,
     CALLERS,
     count_tokens,
+    is_caller,
     is_deferring,
     redirect,
     short_list,
     shorten,
 )
-from gateway.errors import GatewayError, NotFound
+from gateway.errors import GatewayError, NotFound, QuotaExceeded
 from gateway.executor import Executor
 from gateway.protocol import is_version_at_least, supports_apps
 from gateway.serve.mcp.render_resources import link
@@ -39,7 +40,6 @@ PARENT_MESSAGE = "dev.toolgate/parent_message"
 PAGE_BYTES = 768 * 1024
 
 _CURSOR = re.compile(r"[0-3]:[~A-Za-z0-9_-]{1,64}")
-_UNCACHED = {"ttlMs": 0, "cacheScope": "private"}
 
 # The first version whose clients accept links in a result; earlier ones refuse the whole result.
 RESOURCE_LINKS = "2025-06-18"
@@ -102,7 +102,7 @@ class Tools:
     async def call(self, request: Request) -> Response:
         meta, params = request.client.meta, request.params
         name, arguments, refusal = params["name"], params.get("arguments") or {}, None
-        if name in CALLERS and (catalog := self._catalog.for_principal(request.caller.access)).lists.mode != "full":
+        if name in CALLERS and is_caller(catalog := self._catalog.for_principal(request.caller.access), name):
             name, arguments, refusal = redirect(catalog, name, arguments)
         elif name in VIEW_TOOL_NAMES and self._is_of_views(name, request):
             return Response(await self._view_tools.call(request))
@@ -115,13 +115,17 @@ class Tools:
             parent_message=meta_text(meta, PARENT_MESSAGE) if PARENT_MESSAGE in meta else None,
             caller=request.caller,
             client=request.client,
+            reply_to=request.id if request.relayed else None,
             progress=request.progress,
         )
         outcome = await self._caller.call_tool(call)
         if outcome.call_id is not None:  # it continues an earlier call
             call = call.replace(id=outcome.call_id)
-        if outcome.error is not None and request.session is not None and call.chat == request.session.chat:
-            outcome = replace(outcome, error=_name_chat(outcome.error))
+        if outcome.error is not None:
+            if request.modern and isinstance(outcome.error, QuotaExceeded):
+                raise outcome.error  # answered with status 429, at which clients of SDK 1 would lose their sessions
+            if request.session is not None and call.chat == request.session.chat:
+                outcome = replace(outcome, error=_name_chat(outcome.error))
         wire, plan = outcome.wire, outcome.render_plan
         if type(wire) is RawResult and plan is None and outcome.content is wire.get("content") and not _is_ours(wire):
             return Response(call_id=call.id, message=wire.message)
@@ -236,7 +240,12 @@ class _ToolList:
             raise unknown_cursor()
         start = bisect_right(self._cursors, cursor) if cursor else 0  # some clients send an empty cursor for none
         end = self.pages[cursor] if cursor in self.pages else self._end(start)
-        page: dict[str, Any] = {"resultType": "complete", "tools": self._tools[start:end], **_UNCACHED}
+        page: dict[str, Any] = {
+            "resultType": "complete",
+            "tools": self._tools[start:end],
+            "ttlMs": self._catalog.lists.fresh_seconds * 1000,
+            "cacheScope": "private",  # what is listed depends on who asks
+        }
         if end < len(self._tools):
             page["nextCursor"] = self._cursors[end - 1]
         return page

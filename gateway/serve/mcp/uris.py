@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes
 
 from gateway.calls import check_chat
 from gateway.errors import Invalid, NotFound
+from gateway.value import Value
 from gateway.workspace.os_errors import is_directory
 from gateway.workspace.tree import decode, encode, locate
 
@@ -20,16 +20,14 @@ _HIDDEN = re.compile("[%#?\x00-\x1f\x7f\uef80-\uefff]")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(Value):
     """A range of bytes."""
 
     offset: int = 0
     length: int = SPAN_LIMIT
 
 
-@dataclass(frozen=True)
-class FileAddress:
+class FileAddress(Value):
     """A file of a chat, now or in a manifest; `path` is encoded as in trees."""
 
     chat: str
@@ -38,16 +36,14 @@ class FileAddress:
     span: Span | None = None
 
 
-@dataclass(frozen=True)
-class ManifestAddress:
+class ManifestAddress(Value):
     """A version of a chat's files."""
 
     id: str
     span: Span | None = None
 
 
-@dataclass(frozen=True)
-class RenderAddress:
+class RenderAddress(Value):
     """The render plan of a call, or the page made of it."""
 
     call_id: str

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from gateway.calls import text_content, to_json
+from gateway.calls import Call, Proceed, text_content, to_json
 from gateway.catalog import mcp_tool
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid
 from gateway.executor import Executor
@@ -17,6 +17,7 @@ from gateway.serve.mcp.uris import RenderAddress, parse, render_uri
 from gateway.tools import READ_RESOURCE, Permission, Tool
 from gateway.workspace.globs import Selection
 from gateway.workspace.history import history
+from gateway.workspace.paths import parse as parse_path
 from gateway.workspace.versions import Versions
 
 # In the `_meta` of a result: the URI of its render plan, and the plan itself unless it is large.
@@ -110,11 +111,13 @@ class ViewTools:
         versions: Versions,
         renders: RenderResources,
         reader: Callable[[Request], ResourceReader],
+        call_tool: Proceed,
     ) -> None:
         self.executor = executor
         self.versions = versions
         self._renders = renders
         self._reader = reader
+        self._call_tool = call_tool
         self._calls: Mapping[str, Callable[[Request, Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {
             "render_plan": self._render_plan,
             "view_read_file": self._read_file,
@@ -131,6 +134,8 @@ class ViewTools:
         except GatewayError as error:
             meta = {ERROR: error.to_dict()}
             return {"resultType": "complete", "isError": True, "content": text_content(str(error)), "_meta": meta}
+        if value.get("resultType") == "input_required":
+            return value
         text = text_content(to_json(value).decode())
         return {"resultType": "complete", "isError": False, "content": text, "structuredContent": value}
 
@@ -166,11 +171,36 @@ class ViewTools:
                 message = f"{path!r} has changed since it was read; look at it again before you save"
                 raise Conflict(message, revision=current)
 
-        # Like the tool that writes files: an attached folder is not changed without consent, which no view can give.
-        files = ChatFiles(self, chat, reader.caller, admin=False)
-        written = await files.write_file(path, content, check)
+        if self.versions.is_attached(chat):
+            check(await self._read_revision(chat, path))
+            return await self._write_attached(request, path, chat)
+        written = await ChatFiles(self, chat, reader.caller, admin=False).write_file(path, content, check)
         saved = {"path": path, "revision": written.etag.strip('"'), "manifest": written.manifest_id}
         return {**saved, "size": written.size}
+
+    async def _write_attached(self, request: Request, path: str, chat: str) -> dict[str, Any]:
+        """Save a file of an attached folder by the tool that writes files, so that a person is asked in the client's
+        way. The answer counts for the difference that is shown: if the file changes meanwhile, it is asked again."""
+        entry = self.executor.catalog.for_principal(request.caller.access).get("write_file")
+        if entry is None or entry.tool.kind != "builtin":
+            raise Forbidden("view_write_file: write_file is not offered here, and so no view saves files")
+        arguments = {"path": path, "content": request.params["arguments"]["text"]}
+        call = Call(name=entry.name, arguments=arguments, chat=chat, caller=request.caller, client=request.client)
+        outcome = await self._call_tool(call)
+        if outcome.wire is not None and outcome.wire.get("resultType") == "input_required":
+            return dict(outcome.wire)
+        if outcome.error is not None:
+            raise outcome.error
+        revision = await self._read_revision(chat, path)
+        saved = {"path": path, "revision": (revision or "").strip('"'), "manifest": outcome.post_manifest}
+        return {**saved, "size": outcome.value["size"]}
+
+    async def _read_revision(self, chat: str, path: str) -> str | None:
+        def read() -> str | None:
+            with self.versions.root(chat) as root:
+                return root.revision(parse_path(path))
+
+        return await self.versions.in_thread(read)
 
     async def _compare(self, request: Request, arguments: Mapping[str, Any]) -> dict[str, Any]:
         reader = self._reader(request)

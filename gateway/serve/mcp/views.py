@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from gateway.render.interpolate import artifact_path, frame_origins
 from gateway.render.renderers import embed
 from gateway.serve.mcp.render_resources import ResourceReader, read_artifact
 from gateway.serve.mcp.uris import VIEW_ROOT
-from gateway.serve.web.inline import read_view, view_version
+from gateway.serve.web.inline import read_editor, read_view, view_version
 from gateway.tools import Permission, Renderer, Tool
 
 # The `id` of the script element that holds a toolset's page, in the view that shows it.
@@ -29,6 +30,11 @@ VIEW_SECONDS = 86_400
 # Views for all tools; `auto` is that of tools which call others. Other renderers have a view for each tool, with
 # its own content security policy.
 _SHARED = ("code", "document", "auto", "diff", "table", "image")
+
+
+# Words in the names of tools that return images.
+_IMAGES = frozenset({"chart", "diagram", "image", "photo", "picture", "plot", "screenshot", "thumbnail"})
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 
 def view_uri(entry: CatalogEntry) -> str | None:
@@ -45,7 +51,8 @@ def view_uri(entry: CatalogEntry) -> str | None:
 
 def result_view(tool: Tool) -> str | None:
     """Return the view that fits the results of a tool without a renderer, as far as its declaration tells: `diff` for
-    what changes files, `table` for a list of records. The working tools of models are read often, and have none."""
+    what changes files, `table` for a list of records, `image` for a tool named for one, as no schema declares images.
+    The working tools of models are read often, and have none."""
     if tool.renderer is not None or tool.has_own_view or tool.app_only:
         return None
     properties = (tool.output_schema or {}).get("properties", {})
@@ -53,8 +60,12 @@ def result_view(tool: Tool) -> str | None:
     if "diff" in properties or changes_files:
         return "diff"
     lists = [schema for schema in properties.values() if isinstance(schema, Mapping) and schema.get("type") == "array"]
-    is_of_records = len(lists) == 1 and _is_record(lists[0].get("items"), tool.output_schema or {})
-    return "table" if is_of_records and tool.kind != "builtin" else None
+    if tool.kind == "builtin":
+        return None
+    if len(lists) == 1 and _is_record(lists[0].get("items"), tool.output_schema or {}):
+        return "table"
+    words = {word.lower() for word in _WORD.findall(tool.id.rpartition(":")[2])}
+    return "image" if words & _IMAGES and not properties else None
 
 
 def _is_record(schema: Any, whole: Mapping[str, Any]) -> bool:
@@ -116,6 +127,9 @@ class ViewResources:
             text = await anyio.to_thread.run_sync(read_view, name)
             is_current = uri == _shared_uri(name)
             return _view_result(uri, text, _view_meta(Renderer(name, {})), is_current, "public")
+        if kind == "editor" and (editor := await anyio.to_thread.run_sync(read_editor)) is not None:
+            contents = {"uri": uri, "mimeType": "text/javascript", "text": editor[1]}
+            return {"resultType": "complete", "contents": [contents], **_lifetime(uri == editor[0], "public")}
         entry = self._executor.catalog.for_principal(reader.caller.access).get(name)
         renderer = None if entry is None else entry.tool.renderer
         if entry is None or renderer is None or renderer.kind != kind or kind in _SHARED:
@@ -151,8 +165,11 @@ def _view_meta(renderer: Renderer) -> dict[str, Any]:
 
 def _view_result(uri: str, text: str, meta: dict[str, Any], is_current: bool, scope: str) -> dict[str, Any]:
     contents = {"uri": uri, "mimeType": UI_MIME_TYPE, "text": text, "_meta": meta}
-    lifetime = {"ttlMs": VIEW_SECONDS * 1000 if is_current else 0, "cacheScope": scope}
-    return {"resultType": "complete", "contents": [contents], **lifetime}
+    return {"resultType": "complete", "contents": [contents], **_lifetime(is_current, scope)}
+
+
+def _lifetime(is_current: bool, scope: str) -> dict[str, Any]:
+    return {"ttlMs": VIEW_SECONDS * 1000 if is_current else 0, "cacheScope": scope}
 
 
 def _stamp_of_artifact(tool: Tool, renderer: Renderer) -> str:

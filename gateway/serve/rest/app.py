@@ -17,6 +17,7 @@ from gateway.calls import to_json
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, RateLimited, Unavailable
 from gateway.identity import Principal
 from gateway.names import new_id
+from gateway.serve.http.protocol import WHOLE_RESPONSE
 from gateway.serve.rest.endpoint import Endpoint, Reply, RestRequest
 
 if TYPE_CHECKING:
@@ -148,7 +149,8 @@ class RestApp:
     def _find(self, scope: Scope) -> tuple[Endpoint, tuple[str, ...]]:
         found = self._find_path(scope["raw_path"])
         if found is None:
-            raise NotFound(f"there is no {scope['path'][:200]!r}; see /api/docs", code="UNKNOWN_ROUTE")
+            lists = "; tools are listed at /tools/tools and /api/tools" if scope["path"] in ("/tools", "/api") else ""
+            raise NotFound(f"there is no {scope['path'][:200]!r}{lists}; see /api/docs", code="UNKNOWN_ROUTE")
         methods, values = found
         endpoint = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if endpoint is None:
@@ -244,7 +246,12 @@ async def _send(scope: Scope, send: Send, reply: Reply) -> None:
         if is_current(scope, etag):
             status, body = 304, b""
     if status not in (204, 304):
-        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers.append((b"content-type", b"application/json"))
+        if WHOLE_RESPONSE in scope.get("extensions", ()):
+            lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+            await send({"type": "http.response", "status": status, "lines": lines, "body": body})
+            return
+        headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 

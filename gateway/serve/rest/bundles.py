@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from anyio import to_thread
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue
 from pydantic.alias_generators import to_camel
 
@@ -21,6 +20,8 @@ from gateway.serve.rest.endpoint import (
     Reply,
     RequestModel,
     RestRequest,
+    decode_token,
+    encode_token,
     slice_items,
 )
 from gateway.serve.rest.tools import CALL_ERRORS, Chat, build_call, encode_outcome
@@ -281,13 +282,9 @@ async def invoke_bundle_tool(
 async def list_bundle_tools(request: RestRequest, query: BundleToolQuery) -> object:
     """List the tools of all bundles"""
     chosen = _choose_bundles(await bundles.list_bundles(request.gateway), query.bundle_ids, query.include_disabled)
-    tools = _visible(request, await bundles.list_tools(request.gateway, chosen))
+    tools = _choose_tools(request, await bundles.list_tools(request.gateway, chosen), query.include_disabled)
     tags = frozenset(_split(query.tags))
-    tools = [
-        tool
-        for tool in tools
-        if (tool.is_enabled or query.include_disabled) and (not tags or tags.intersection(tool.tool.tags))
-    ]
+    tools = [tool for tool in tools if not tags or tags.intersection(tool.tool.tags)]
     page = slice_items(tools, lambda tool: tool.id, query.page_token, query.recommended_page_size, "bundle-tools")
     return page | {"items": [_describe(request, tool) for tool in page["items"]]}
 
@@ -295,22 +292,26 @@ async def list_bundle_tools(request: RestRequest, query: BundleToolQuery) -> obj
 async def search_bundle_tools(request: RestRequest, query: BundleSearchQuery) -> object:
     """Search the tools of all bundles
 
-    Those whose slug or name begins with the text come first, then those with its words, then similar ones;
-    among equals the last modified.
+    Those whose slug or name begins with the text come first, then those with its words, then similar ones; in each
+    of these the most relevant first, among equals the last modified.
     """
     chosen = _choose_bundles(await bundles.list_bundles(request.gateway), [], query.include_disabled)
-    tools = _visible(request, await bundles.list_tools(request.gateway, chosen))
-    tools = [tool for tool in tools if tool.is_enabled or query.include_disabled]
-    ranked = await to_thread.run_sync(bundles.rank_tools, tools, query.q)
-    page = slice_items(ranked, _search_key, query.page_token, query.page_size, "search")
-    return page | {"items": [_describe(request, tool) for _, tool in page["items"]]}
+    tools = _choose_tools(request, await bundles.list_tools(request.gateway, chosen), query.include_disabled)
+    ranked = await bundles.rank_tools(request.gateway, tools, query.q)
+    last = decode_token("search", query.page_token)
+    start = 0 if last is None else _find_place(ranked, last)
+    items = [_describe(request, tool) for tool in ranked[start : start + query.page_size]]
+    end = start + len(items)
+    token = encode_token("search", f"{end} {ranked[end - 1].id}") if end < len(ranked) else None
+    return {"items": items, "next_page_token": token}
 
 
-def _search_key(item: tuple[int, BundleTool]) -> str:
-    """A text that sorts by rank, then by the last change, newest first, then by id."""
-    rank, tool = item
-    newest_first = "".join(chr(127 - ord(character)) for character in tool.modified_at)
-    return f"{rank}{newest_first}{tool.id}"
+def _find_place(ranked: Sequence[BundleTool], last: str) -> int:
+    """Return the place after the last tool of a page, or the one that it had if it is gone."""
+    place, _, tool_id = last.partition(" ")
+    if not place.isdecimal() or len(place) > 9:
+        raise Invalid("the page token is not one of this list; begin without one", code="INVALID_PAGE_TOKEN")
+    return next((at for at, tool in enumerate(ranked, 1) if tool.id == tool_id), max(0, int(place) - 1))
 
 
 def _choose_bundles(found: Iterable[BundleInfo], ids: Iterable[str], include_disabled: bool) -> list[BundleInfo]:
@@ -323,6 +324,18 @@ def _choose_bundles(found: Iterable[BundleInfo], ids: Iterable[str], include_dis
 def _split(values: Iterable[str]) -> list[str]:
     """Return the values of a parameter that is given several times, or once with commas."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+def _choose_tools(request: RestRequest, found: Iterable[BundleTool], include_disabled: bool) -> list[BundleTool]:
+    """Return the tools that the caller may see; those that are off, and those that the gateway withholds for another
+    reason, only if they are wanted. One that another process has just made is not known to the catalog yet."""
+    catalog = request.gateway.catalog
+
+    def is_offered(tool: BundleTool) -> bool:
+        known = catalog.get(tool.tool_id) is not None or catalog.refusal(tool.tool_id).code == "UNKNOWN_TOOL"
+        return tool.is_enabled and known
+
+    return [tool for tool in _visible(request, found) if include_disabled or is_offered(tool)]
 
 
 def _visible(request: RestRequest, tools: Iterable[BundleTool]) -> list[BundleTool]:

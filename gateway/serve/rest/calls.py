@@ -59,6 +59,7 @@ _VIEW_POLICY = (
 # Approvals as they are announced.
 _ANNOUNCED = ("reason", "message", "args", "remember", "expires_at")
 
+Folder = Annotated[str | None, Field(description="The path of the folder that the chat works in, if one is attached.")]
 Id = Annotated[str, Field(min_length=4, max_length=64, description="An id, or a unique prefix of it.")]
 
 
@@ -67,6 +68,7 @@ class CallInfo(AnswerModel):
 
     id: str
     chat_id: str
+    folder: Folder
     message_id: str | None
     parent_message_id: str | None
     parent_call_id: Annotated[str | None, Field(description="The call that this one is a step of.")]
@@ -133,10 +135,11 @@ class CallQuery(PageQuery):
     since: Annotated[AwareDatetime | None, Field(description="Begun at this time or later.")] = None
     until: Annotated[AwareDatetime | None, Field(description="Begun before this time.")] = None
 
-    def filters(self, own: str | None) -> dict[str, Any]:
-        """The filters of `calls.list_calls`; `own` is the principal whose calls alone may be seen."""
+    def filters(self, request: RestRequest) -> dict[str, Any]:
+        """The filters of `calls.list_calls`, limited to what the principal may see."""
+        own, access = _own(request), request.principal.access
         names = ("chat", "tool", "status", "client", "text", "kind", "parent", "since", "until")
-        return {name: getattr(self, name) for name in names} | {"principal": own or self.principal}
+        return {name: getattr(self, name) for name in names} | {"principal": own or self.principal, "access": access}
 
 
 class ApprovalInfo(AnswerModel):
@@ -145,6 +148,7 @@ class ApprovalInfo(AnswerModel):
     id: str
     call_id: str
     chat_id: str
+    folder: Folder
     principal: str
     tool_id: str
     via: str
@@ -248,7 +252,7 @@ async def list_calls(request: RestRequest, query: CallQuery) -> object:
     """List calls, newest first; all for administrators, your own otherwise"""
     found = await calls.list_calls(
         request.gateway,
-        **query.filters(_own(request)),
+        **query.filters(request),
         before=decode_token("calls", query.page_token),
         limit=query.room + 1,
         documents=False,
@@ -268,7 +272,7 @@ async def watch_calls(request: RestRequest, query: CallQuery) -> object:
     if request.scope["method"] == "HEAD":
         return Response(media_type=_MEDIA, headers=_HEADERS)
     _watchers.require(request.principal)
-    events = _measure_calls(request, _follow_calls(request, query.filters(_own(request))))
+    events = _measure_calls(request, _follow_calls(request, query.filters(request)))
     return StreamingResponse(_watchers.hold(request.principal, events), media_type=_MEDIA, headers=_HEADERS)
 
 
@@ -279,7 +283,7 @@ async def get_call(request: RestRequest, call_id: Id) -> object:
 
 async def get_call_steps(request: RestRequest, call_id: Id) -> object:
     """Get the steps of a call through the extensions to its tool, with their times"""
-    return await calls.list_steps(request.gateway, call_id, _own(request))
+    return await calls.list_steps(request.gateway, call_id, _own(request), request.principal.access)
 
 
 async def cancel_call(request: RestRequest, call_id: Id) -> object:
@@ -298,12 +302,13 @@ async def list_approvals(request: RestRequest, query: ApprovalQuery) -> object:
         call=query.call,
     )
     page = make_page(found, lambda record: record.id, query.room, "approvals")
-    return {**page, "items": [record.to_dict() for record in page["items"]]}
+    return {**page, "items": [approvals.describe_approval(request.gateway, each) for each in page["items"]]}
 
 
 async def get_approval(request: RestRequest, approval_id: Id) -> object:
     """Get a question"""
-    return (await approvals.show_approval(request.gateway, approval_id, _own(request))).to_dict()
+    record = await approvals.show_approval(request.gateway, approval_id, _own(request))
+    return approvals.describe_approval(request.gateway, record)
 
 
 async def decide_approval(request: RestRequest, approval_id: Id, body: DecisionBody) -> object:
@@ -317,7 +322,7 @@ async def decide_approval(request: RestRequest, approval_id: Id, body: DecisionB
         raise Invalid("'arguments' and 'remember' belong to the decision 'allow'", code="INVALID_REQUEST")
     else:
         await approvals.deny(gateway, approval_id, by, body.reason or None)
-    return (await approvals.show_approval(gateway, approval_id)).to_dict()
+    return approvals.describe_approval(gateway, await approvals.show_approval(gateway, approval_id))
 
 
 async def simulate_policy(request: RestRequest, body: SimulationBody) -> object:

@@ -25,11 +25,15 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from gateway.calls import LOCAL, Caller
+from gateway.document import reword_message
 from gateway.errors import Forbidden, Invalid, Unavailable
 from gateway.identity import Principal
+from gateway.names import did_you_mean
 from gateway.tools import Permission
+from gateway.value import Value
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
     from starlette.datastructures import FormData
 
     from gateway.gateway import Gateway
@@ -134,8 +138,7 @@ class RestRequest:
         return await Request(self.scope, self.receive).form(max_files=1, max_fields=20, max_part_size=64 * 1024)
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(Value):
     """One row of the table. `answer` is the model of the answer, None for 204. `errors` are statuses besides those that
     follow from the rest. `media` is the type of an answer that is no JSON; its handler returns a Starlette response."""
 
@@ -264,9 +267,22 @@ def _validate(adapter: TypeAdapter[Any], document: bytes, where: str) -> Any:
         faults = error.errors(include_url=False, include_context=False, include_input=False)[:_FAULTS]
     if faults[0]["type"] == "json_invalid":
         raise _no_json(faults[0]["msg"])
-    listed = [{"in": where, "path": list(map(str, fault["loc"])), "message": fault["msg"]} for fault in faults]
-    place = ".".join([where, *listed[0]["path"]])
-    raise Invalid(f"{place}: {faults[0]['msg']}", code="INVALID_REQUEST", errors=listed)
+    messages = [_describe_fault(adapter, fault) for fault in faults]
+    paths = [list(map(str, fault["loc"])) for fault in faults]
+    listed = [{"in": where, "path": path, "message": text} for path, text in zip(paths, messages, strict=True)]
+    place = ".".join([where, *paths[0]])
+    raise Invalid(f"{place}: {messages[0]}", code="INVALID_REQUEST", errors=listed)
+
+
+def _describe_fault(adapter: TypeAdapter[Any], fault: ErrorDetails) -> str:
+    if fault["type"] == "missing":
+        return "is missing"
+    if fault["type"] != "extra_forbidden":
+        return reword_message(fault["msg"])
+    known = list(adapter.json_schema().get("properties", ())) if len(fault["loc"]) == 1 else []
+    key = str(fault["loc"][-1])
+    others = f"; there are {', '.join(known)}" if known else ""
+    return f"is not known here{did_you_mean(key, known) or others}"
 
 
 def _no_json(reason: str) -> Invalid:

@@ -25,8 +25,9 @@ _BINARY: dict[str, Any] = {"type": "string", "format": "binary"}
 _EVENT = {"type": "object", "properties": {name: {"type": "string"} for name in ("id", "event", "data")}}
 _MEDIA_SCHEMAS: dict[str, dict[str, Any]] = {"text/event-stream": _EVENT, "text/html": {"type": "string"}}
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;
-background:#fff}code,pre{font:13px/1.45 ui-monospace,monospace}pre{background:#f4f4f4;padding:.6rem;overflow:auto}
-summary{cursor:pointer;padding:.25rem 0}b{display:inline-block;min-width:4.5rem}details details{margin-left:1rem}
+background:#fff;overflow-wrap:anywhere}code,pre{font:13px/1.45 ui-monospace,monospace}pre{background:#f4f4f4;
+padding:.6rem;overflow:auto}summary{cursor:pointer;padding:.25rem 0}b{display:inline-block;min-width:4.5rem}
+details details{margin-left:1rem}
 @media(prefers-color-scheme:dark){body{background:#161616;color:#e8e8e8}pre{background:#242424}a{color:#8ab4f8}}"""
 
 SchemaKey = tuple[str, str]
@@ -193,8 +194,8 @@ def render_page(document: Mapping[str, Any]) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(info["title"])}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
-        f"<h1>{escape(info['title'])} {escape(info['version'])}</h1><p>{escape(info['description'])}</p>"
-        f'<p><a href="/api/openapi.json">openapi.json</a></p>{body}<h2>Schemas</h2>{schemas}</html>'
+        f"<main><h1>{escape(info['title'])} {escape(info['version'])}</h1><p>{escape(info['description'])}</p>"
+        f'<p><a href="/api/openapi.json">openapi.json</a></p>{body}<h2>Schemas</h2>{schemas}</main></html>'
     )
 
 

@@ -25,7 +25,7 @@ from gateway.serve.rest.endpoint import (
 
 
 class CategoryInfo(AnswerModel):
-    """`tools` is the number of its tools that are on."""
+    """`tools` is the number of its tools that are on; `changed` says whether it differs from the settings."""
 
     id: str
     name: str
@@ -34,6 +34,7 @@ class CategoryInfo(AnswerModel):
     permission: Literal["read-only", "read-write", "execute"]
     calls_per_minute: int | None
     tools: int
+    changed: bool
 
 
 class CategoryChanges(RequestModel):
@@ -49,13 +50,17 @@ class CategoryChanges(RequestModel):
 class SearchQuery(RequestModel):
     q: Annotated[str, Field(min_length=1, max_length=200)]
     limit: Annotated[int, Field(ge=1, le=100)] = 20
+    include_disabled: bool = False
 
 
 class SearchMatch(AnswerModel):
+    """`enabled` is false for a tool that is not offered."""
+
     kind: Literal["tool", "toolset", "upstream", "category"]
     id: str
     name: str
     description: str
+    enabled: bool
 
 
 class SearchAnswer(AnswerModel):
@@ -173,7 +178,11 @@ async def list_categories(request: RestRequest, query: PageQuery) -> object:
     """List categories of tools; all for administrators, those of the tools that you may call otherwise"""
     gateway, principal = request.gateway, request.principal
     catalog = gateway.catalog.for_principal(principal.access)
-    described = [switches.describe_category(each, catalog) for each in switches.list_categories(gateway)]
+    changed = await gateway.switches.load_categories()
+    described = [
+        {**switches.describe_category(each, catalog), "changed": each.name in changed}
+        for each in switches.list_categories(gateway)
+    ]
     found = [each for each in described if principal.admin or each["tools"]]
     return slice_page(found, lambda each: str(each["id"]), query, "categories")
 
@@ -182,20 +191,21 @@ async def change_category(request: RestRequest, category_id: str, body: Category
     """Change a category; what is changed here wins over settings and flags"""
     changes = {name: value for name, value in body.model_dump().items() if value is not None}
     if not changes:
-        return _describe_category(request, category_id)
+        return await _describe_category(request, category_id)
     await switches.change_category(request.gateway, category_id, changes)
-    return _describe_category(request, category_id)
+    return await _describe_category(request, category_id)
 
 
 async def reset_category(request: RestRequest, category_id: str) -> object:
     """Undo the changes to a category"""
     await switches.change_category(request.gateway, category_id, {})
-    return _describe_category(request, category_id)
+    return await _describe_category(request, category_id)
 
 
-def _describe_category(request: RestRequest, category_id: str) -> dict[str, Any]:
+async def _describe_category(request: RestRequest, category_id: str) -> dict[str, Any]:
     gateway = request.gateway
-    return switches.describe_category(switches.find_category(gateway, category_id), gateway.catalog)
+    described = switches.describe_category(switches.find_category(gateway, category_id), gateway.catalog)
+    return {**described, "changed": category_id in await gateway.switches.load_categories()}
 
 
 async def list_keys(request: RestRequest, query: PageQuery) -> object:
@@ -221,8 +231,11 @@ async def revoke_key(request: RestRequest, key_id: str) -> object:
 
 async def search_everything(request: RestRequest, query: SearchQuery) -> object:
     """Search tools; administrators also find toolsets, upstream servers and categories"""
-    principal = request.principal
-    return {"items": await search.search(request.gateway, query.q, principal.access, principal.admin, query.limit)}
+    who = request.principal
+    found = await search.search(
+        request.gateway, query.q, who.access, who.admin, query.limit, query.include_disabled and who.admin
+    )
+    return {"items": found}
 
 
 async def get_health(request: RestRequest, query: HealthQuery) -> object:

@@ -9,9 +9,10 @@ import orjson
 from pydantic import Field, JsonValue
 
 from gateway.admin import calls, switches, toolsets
+from gateway.admin.tool_details import describe_tool, summarize_tool
+from gateway.bundles.tool_kinds import RendererKind
 from gateway.calls import Call, Outcome, check_chat, to_json
-from gateway.catalog import Catalog, CatalogEntry, anthropic_tool, mcp_tool, openai_tool
-from gateway.discovery import count_tokens
+from gateway.catalog import Catalog, anthropic_tool, mcp_tool, openai_tool
 from gateway.errors import GatewayError, InputRequired
 from gateway.names import CHAT_LIMIT, wire_name
 from gateway.serve.rest.app import error_reply, make_etag
@@ -111,7 +112,7 @@ class ToolChanges(RequestModel):
     name_override: Annotated[str | None, Field(max_length=200)] = None
     description_override: Annotated[str | None, Field(max_length=20_000)] = None
     requires_confirmation: bool | None = None
-    renderer: Literal["code", "document", "html", "frame"] | None = None
+    renderer: RendererKind | None = None
     renderer_config: dict[str, Any] | None = None
 
 
@@ -187,7 +188,7 @@ async def list_tools(request: RestRequest, query: ToolQuery) -> object:
     def encode(catalog: Catalog) -> bytes:
         chosen = catalog.filter(kind=query.kind, category=query.category, tag=query.tag)
         page = slice_page(chosen, lambda entry: entry.name, query, "tools")
-        return to_json({**page, "items": [summarize(entry.name, entry.tool) for entry in page["items"]]})
+        return to_json({**page, "items": [summarize_tool(entry.name, entry.tool) for entry in page["items"]]})
 
     return _lists.get(request, query, encode)
 
@@ -195,7 +196,7 @@ async def list_tools(request: RestRequest, query: ToolQuery) -> object:
 async def list_withheld_tools(request: RestRequest, query: PageQuery) -> object:
     """List the tools that exist and are not offered, with the reason and what to do"""
     found = [
-        {**summarize(wire_name(tool.id, tool.prefix), tool), "reason": reason}
+        {**summarize_tool(wire_name(tool.id, tool.prefix), tool), "reason": reason}
         for tool, reason in await switches.list_withheld(request.gateway)
     ]
     return slice_page(found, lambda tool: tool["id"], query, "withheld")
@@ -206,7 +207,7 @@ async def get_tool(request: RestRequest, tool_id: str) -> object:
     entry = request.gateway.catalog.for_principal(request.principal.access).find(tool_id)
     is_admin = request.principal.admin
     return {
-        **_describe(entry),
+        **describe_tool(entry),
         "original": await toolsets.describe_original(request.gateway, entry.tool) if is_admin else None,
     }
 
@@ -306,38 +307,6 @@ def describe_outcome(call_id: str, outcome: Outcome) -> dict[str, Any]:
         "render_plan": outcome.render_plan,
         "pre_manifest_id": outcome.pre_manifest,
         "post_manifest_id": outcome.post_manifest,
-    }
-
-
-def summarize(name: str, tool: Tool) -> dict[str, Any]:
-    """Return a tool as `ToolSummary` has it."""
-    return {
-        "id": tool.id,
-        "name": name,
-        "title": tool.title,
-        "description": tool.description,
-        "kind": tool.kind,
-        "owner": tool.owner,
-        "category": tool.category,
-        "permission": tool.permission.value,
-        "requires_confirmation": bool(tool.requires_confirmation),
-        "renderer": None if tool.renderer is None else tool.renderer.kind,
-        "tags": list(tool.tags),
-        "origin": "builtin" if tool.owner is None else "server" if tool.kind == "mcp" else "toolset",
-        "destructive": tool.destructive and tool.permission.value != "read-only",
-        "app_only": tool.app_only,
-        "tokens": count_tokens(mcp_tool(name, tool)),
-    }
-
-
-def _describe(entry: CatalogEntry) -> dict[str, Any]:
-    listed, tool = mcp_tool(entry.name, entry.tool), entry.tool
-    return {
-        **summarize(entry.name, tool),
-        "input_schema": listed["inputSchema"],
-        "output_schema": listed.get("outputSchema"),
-        "annotations": listed.get("annotations"),
-        "render_config": None if tool.renderer is None else tool.renderer,
     }
 
 

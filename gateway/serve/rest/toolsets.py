@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -151,6 +152,10 @@ class Switch(RequestModel):
     enabled: bool
 
 
+class SecretBody(RequestModel):
+    value: Annotated[str, Field(min_length=1, max_length=64 * 1024)]
+
+
 class ServerDigests(RequestModel):
     """The servers to allow, each by the digest that was shown."""
 
@@ -187,14 +192,20 @@ async def import_toolset(
     if body is not None:
         with refuse_unreachable():
             return await _install(request, body.url, None, query.dry_run)
+    async with save_upload(form, ".zip") as (path, name):
+        return await _install(request, str(path), name, query.dry_run)
+
+
+@asynccontextmanager
+async def save_upload(form: FormData | None, suffix: str) -> AsyncIterator[tuple[Path, str]]:
+    """Yield the path of a temporary file with the part `file` of a form, and the name it was sent with."""
     upload = form.get("file") if form is not None else None
     if not isinstance(upload, UploadFile):
         raise Invalid("the form has no file part named 'file'", code="INVALID_FORM")
-    with tempfile.NamedTemporaryFile(prefix="toolgate-", suffix=".zip") as file:
+    with tempfile.NamedTemporaryFile(prefix="toolgate-", suffix=suffix) as file:
         await run_in_threadpool(shutil.copyfileobj, upload.file, file, CHUNK)
         file.flush()
-        name = Path((upload.filename or "").replace("\\", "/")).name[:200] or "an upload"
-        return await _install(request, file.name, name, query.dry_run)
+        yield Path(file.name), Path((upload.filename or "").replace("\\", "/")).name[:200] or "an upload"
 
 
 async def _install(request: RestRequest, source: str, name: str | None, dry_run: bool) -> dict[str, Any]:
@@ -289,6 +300,18 @@ async def disallow_toolset_servers(request: RestRequest, toolset_id: str) -> obj
     return _describe(await toolsets.show_toolset(request.gateway, toolset_id))
 
 
+async def set_toolset_secret(request: RestRequest, toolset_id: str, variable: str, body: SecretBody) -> object:
+    """Keep the value of a secret that a toolset declares; its next call uses it"""
+    await toolsets.keep_secret(request.gateway, toolset_id, variable, lambda _: body.value)
+    return None
+
+
+async def forget_toolset_secret(request: RestRequest, toolset_id: str, variable: str) -> object:
+    """Forget the kept value of a secret"""
+    await toolsets.forget_secret(request.gateway, toolset_id, variable)
+    return None
+
+
 _ONE = "/api/toolsets/{toolset_id}"
 ENDPOINTS = [
     Endpoint("GET", "/api/toolsets", list_toolsets, ListPage[ToolsetSummary], admin=True),
@@ -299,6 +322,8 @@ ENDPOINTS = [
     Endpoint("GET", f"{_ONE}/export", export_toolset, media="application/zip", admin=True),
     Endpoint("POST", f"{_ONE}/enable", enable_toolset, ToolsetDetails, admin=True),
     Endpoint("POST", f"{_ONE}/uninstall", uninstall_toolset, admin=True),
+    Endpoint("PUT", f"{_ONE}/secrets/{{variable}}", set_toolset_secret, admin=True),
+    Endpoint("DELETE", f"{_ONE}/secrets/{{variable}}", forget_toolset_secret, admin=True),
     Endpoint("POST", f"{_ONE}/servers/allow", allow_toolset_servers, ConsentAnswer, admin=True, errors=(409,)),
     Endpoint("POST", f"{_ONE}/servers/disallow", disallow_toolset_servers, ToolsetDetails, admin=True),
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData
 
-from gateway.admin import upstream_import, upstream_review, upstreams
+from gateway.admin import server_registry, upstream_import, upstream_packages, upstream_review, upstreams
+from gateway.bundles.mcpb import SUFFIX
 from gateway.errors import GatewayError, Invalid
 from gateway.secrets import KNOWN
 from gateway.serve.rest.endpoint import (
@@ -21,7 +23,7 @@ from gateway.serve.rest.endpoint import (
     refuse_unreachable,
     slice_page,
 )
-from gateway.serve.rest.toolsets import Switch
+from gateway.serve.rest.toolsets import SecretBody, Switch, save_upload
 
 Subject = Annotated[str, Field(pattern=r"^[^:]+:.+@[0-9a-f]{8,64}$", max_length=1000)]
 
@@ -99,13 +101,78 @@ class ImportedServer(AnswerModel):
     missing: list[str]
 
 
+class RegistryQuery(RequestModel):
+    search: Annotated[str, Field(max_length=200)] = ""
+    limit: Annotated[int, Field(ge=1, le=server_registry.SEARCH_LIMIT)] = 20
+    page_token: Annotated[str | None, Field(max_length=1000)] = None
+
+
+class PackageChoice(AnswerModel):
+    """A package or address of a server; `problem` is the reason why it cannot be used here."""
+
+    kind: str
+    label: str
+    problem: str | None
+
+
+class RegisteredServer(AnswerModel):
+    name: str
+    title: str | None
+    description: str
+    version: str
+    status: str | None
+    repository: str | None
+    choices: list[PackageChoice]
+
+
+class WantedPlan(RequestModel):
+    """Either a server of the registry, or the SHA-256 of an uploaded `.mcpb` file. `values` are what it asks for; of
+    secrets any text, since only the names of their variables are in the plan."""
+
+    registered: Annotated[str, Field(min_length=1, max_length=300)] | None = None
+    package: Literal["npm", "pypi", "oci", "mcpb", "remote"] | None = None
+    bundle: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    values: Annotated[dict[str, Annotated[list[str], Field(max_length=100)]], Field(max_length=100)] = {}
+
+
+class PlanInput(AnswerModel):
+    """A value that the package asks for; one with a `variable` is sent with the secrets of the server."""
+
+    name: str
+    title: str
+    description: str
+    type: str
+    required: bool
+    secret: bool
+    multiple: bool
+    default: list[str]
+    choices: list[str]
+    variable: str
+
+
+class PlanLine(AnswerModel):
+    label: str
+    text: str
+
+
+class PlanAnswer(AnswerModel):
+    """A plan of what a package would run. Nothing is added: send `name` and `settings` to `/api/upstreams` for that."""
+
+    name: str
+    title: str
+    version: str
+    description: str
+    source: str
+    settings: dict[str, Any]
+    inputs: list[PlanInput]
+    notes: list[str]
+    lines: list[PlanLine]
+
+
 class AddedUpstream(AnswerModel):
     upstream: UpstreamAnswer
     probe: ProbeAnswer
-
-
-class SecretBody(RequestModel):
-    value: Annotated[str, Field(min_length=1, max_length=64 * 1024)]
 
 
 class ReviewInfo(AnswerModel):
@@ -180,6 +247,38 @@ async def import_upstreams(request: RestRequest, body: PastedSettings) -> object
     if not body.dry_run:
         await request.gateway.reload()
     return {"items": [KNOWN.mask_value(result.to_dict()) for result in results]}
+
+
+async def search_registry(request: RestRequest, query: RegistryQuery) -> object:
+    """Search the registry for servers by a part of their names"""
+    with refuse_unreachable():
+        entries, token = await server_registry.search_registry(
+            request.gateway.settings, query.search, query.limit, query.page_token
+        )
+    return {"items": [entry.to_dict() for entry in entries], "next_page_token": token}
+
+
+async def plan_upstream(request: RestRequest, body: WantedPlan) -> object:
+    """Get the settings of a package, and what it would run; nothing is added"""
+    gateway = request.gateway
+    if (body.registered is None) == (body.bundle is None):
+        raise Invalid("send either 'registered' or 'bundle'", code="INVALID_REQUEST")
+    if body.bundle is not None:
+        return (await upstream_packages.plan_unpacked(gateway, body.bundle, body.name, body.values)).to_dict()
+    with refuse_unreachable():
+        plan = await upstream_packages.plan_registered(
+            gateway, body.registered or "", kind=body.package, name=body.name, values=body.values
+        )
+    return plan.to_dict()
+
+
+async def upload_bundle(request: RestRequest, form: FormData) -> object:
+    """Upload an `.mcpb` file, and get what it would run; nothing is added
+
+    Send it as the part `file` of a multipart form. A file that is not added within an hour is removed.
+    """
+    async with save_upload(form, SUFFIX) as (path, name):
+        return (await upstream_packages.plan_file(request.gateway, path, source=name)).to_dict()
 
 
 async def remove_upstream(request: RestRequest, name: str) -> object:
@@ -283,6 +382,9 @@ ENDPOINTS = [
     Endpoint("GET", "/api/upstreams", list_upstreams, ListPage[UpstreamSummary], admin=True),
     Endpoint("POST", "/api/upstreams", add_upstream, AddedUpstream, status=201, admin=True, errors=(409, 422)),
     Endpoint("POST", "/api/upstream-imports", import_upstreams, ListPage[ImportedServer], admin=True),
+    Endpoint("GET", "/api/registry", search_registry, ListPage[RegisteredServer], admin=True, errors=(404, 422)),
+    Endpoint("POST", "/api/upstream-plans", plan_upstream, PlanAnswer, admin=True, errors=(404, 422)),
+    Endpoint("POST", "/api/upstream-bundles", upload_bundle, PlanAnswer, admin=True),
     Endpoint("GET", _ONE, get_upstream, UpstreamAnswer, admin=True),
     Endpoint("DELETE", _ONE, remove_upstream, admin=True, errors=(409,)),
     Endpoint("POST", f"{_ONE}/enable", enable_upstream, UpstreamAnswer, admin=True, errors=(409,)),

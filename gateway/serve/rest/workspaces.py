@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
@@ -14,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from gateway.admin import chat_files
 from gateway.admin.chat_files import ChatFiles
+from gateway.admin.workspaces import find_folder
 from gateway.errors import Invalid
 from gateway.serve.mcp.resources import media_type
 from gateway.serve.rest.app import PreconditionFailed, is_current
@@ -43,9 +45,11 @@ ManifestId = Annotated[str, Field(min_length=4, max_length=64, description="Id o
 
 
 class ChatInfo(AnswerModel):
-    """A chat: its owner, the version that its files are at, and its latest message."""
+    """A chat: its owner, the path of its folder if one is attached, the version that its files are at, and its latest
+    message."""
 
     id: str
+    folder: str | None
     principal: str
     created_at: str
     manifest_id: str | None
@@ -158,11 +162,13 @@ class BranchBody(RequestModel):
 
 
 class CheckoutAnswer(AnswerModel):
-    """The version that the files are at now, the one they were at, and what changed."""
+    """The version that the files are at now, the one they were at, and what changed. `files_left_out` is the number of
+    files that rules deny, which stayed as they were."""
 
     manifest: str | None
     previous: str | None
     changes: FileChanges
+    files_left_out: int = 0
 
 
 def _open(request: RestRequest, chat: str) -> ChatFiles:
@@ -175,7 +181,9 @@ async def list_chats(request: RestRequest, query: PageQuery) -> object:
     chats = await chat_files.list_chats(
         request.gateway, owner, decode_token("chats", query.page_token), query.limit + 1
     )
-    return make_page(chats, lambda chat: chat.place, query.limit, "chats")
+    page = make_page(chats, lambda chat: chat.place, query.limit, "chats")
+    items = [{**asdict(chat), "folder": find_folder(request.gateway, chat.id)} for chat in page["items"]]
+    return {**page, "items": items}
 
 
 async def get_workspace_files(request: RestRequest, chat: Chat, query: FileQuery) -> object:

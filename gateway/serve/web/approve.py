@@ -37,23 +37,27 @@ _ENDINGS = {
 _SCOPES = [
     Choice("once", "Once", "This call alone."),
     Choice("chat", "This chat", "Such calls of this tool in this chat, too."),
-    Choice("always", "This definition", "Such calls until the tool's definition changes."),
+    Choice("always", "Always, this definition", "Such calls until the tool's definition changes."),
 ]
 # A click that was meant for what was here before must not decide: the buttons take none in the first half second.
 _STYLE = """
-main{padding-bottom:210px}
+main{padding-bottom:150px}
 pre{margin:0 0 12px;padding:10px 12px;background:var(--sunken);border:1px solid var(--line);border-radius:6px;
 overflow-x:auto;font:12px/20px ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace;
 white-space:pre-wrap}
 pre .add{display:block;background:#e6f6ec}pre .del{display:block;background:#fdecea}
 @media(prefers-color-scheme:dark){pre .add{background:#0f2a1d}pre .del{background:#331816}}
 h2{font-size:14px;margin:16px 0 6px}
-summary{min-height:44px;display:flex;align-items:center;cursor:pointer;font-weight:500}
+summary{min-height:44px;display:flex;align-items:center;justify-content:center;cursor:pointer;font-weight:500;
+border:1px solid var(--line-strong);border-radius:6px}
+details[open]>summary{margin-bottom:8px}
 textarea{width:100%;min-height:160px;padding:8px;font:16px/21px ui-monospace,Menlo,Consolas,monospace;color:var(--ink);
 background:var(--surface);border:1px solid var(--control);border-radius:6px}
 .decide{position:fixed;left:0;right:0;bottom:0;max-height:70vh;overflow-y:auto;background:var(--surface);
 border-top:1px solid var(--line-strong)}
-.decide>form{max-width:440px;margin:0 auto;padding:12px 24px 16px}
+.decide>form{max-width:440px;margin:0 auto;padding:12px 24px 16px;display:grid;grid-template-columns:1fr 1fr;gap:10px}
+.decide .primary,.decide details[open]{grid-column:1/-1}
+.decide form>button{margin:0}
 .deny{color:var(--bad)}
 .decide button{animation:arm .5s step-end}
 @keyframes arm{from{pointer-events:none}to{pointer-events:auto}}
@@ -112,12 +116,14 @@ class ApproveRoutes:
     async def _make_page(self, request: Request, refusal: GatewayError | None = None) -> Response:
         principal = request.state.principal
         own = None if principal.admin else principal.id
-        record = (await approvals.show_approval(self._gateway, request.path_params["approval_id"], own)).to_dict()
+        found = await approvals.show_approval(self._gateway, request.path_params["approval_id"], own)
+        record = approvals.describe_approval(self._gateway, found)
+        place = f"the folder {escape_text(record['folder'])}" if record["folder"] else f"chat {record['chat_id']}"
         waits = record["status"] == "waiting"
         parts = [
             paragraph(refusal.message, "problem") if refusal is not None else "",
             paragraph(_describe_state(record)),
-            paragraph(f"{record['tool_id']} was called by {record['principal']} in chat {record['chat_id']}."),
+            paragraph(f"{record['tool_id']} was called by {record['principal']} in {place}."),
             paragraph(f"Asks because: {escape_text(record['reason'])}", "note"),
             f"<h2>What would change</h2>{_show_changes(record['changes'])}" if record["changes"] else "",
             f"<h2>Exact arguments</h2><pre>{escape(_show_json(record['args']))}</pre>",
@@ -130,6 +136,8 @@ class ApproveRoutes:
 
 
 def _describe_state(record: Mapping[str, Any]) -> str:
+    if record["status"] == "expired" and record["scope"] is not None:
+        return "Approved, but the call was not made again in time. It did not run."
     if record["status"] != "waiting":
         return _ENDINGS[record["status"]]
     seconds = max(0, round(datetime.fromisoformat(record["expires_at"]).timestamp() - time.time()))
@@ -182,7 +190,7 @@ def _decision_form(path: str, record: Mapping[str, Any]) -> str:
     return (
         f'<div class="decide"><form method="post" action="{escape(path)}">'
         '<button name="action" value="approve" class="primary" data-testid="approve.once">Approve once</button>'
-        '<details><summary data-testid="approve.deny">Deny…</summary>'
+        '<details><summary class="deny" data-testid="approve.deny">Deny…</summary>'
         '<label for="reason">Reason, for the model</label>'
         '<textarea id="reason" name="reason" maxlength="1000" data-testid="approve.reason"></textarea>'
         '<button name="action" value="deny" class="deny" data-testid="approve.deny-now">Deny</button></details>'

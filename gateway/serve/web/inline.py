@@ -14,7 +14,11 @@ from pathlib import Path
 from gateway.errors import NotFound
 
 WEB = Path(__file__).resolve().parent
-VIEWS = ("auto", "code", "diff", "document", "frame", "html", "image", "table")
+VIEWS = ("auto", "call", "code", "diff", "document", "frame", "html", "image", "table")
+
+# The editor that `hatch_build.py` makes where npm is there; views that edit load it from this URI when they need it.
+_EDITOR = WEB / "editor.js"
+_EDITOR_URI = "ui://toolgate/editor"
 
 _STYLES = ("core/tokens.css", "core/base.css", "views/view.css")
 _IMPORT = re.compile(r'^import \{ ?([\w$]+(?:, [\w$]+)*) ?\} from "(\.{1,2}/[\w./-]+\.js)";$')
@@ -24,6 +28,7 @@ _FORBIDDEN = re.compile(r"^\s*(?:import|export)\b|\bimport\s*[.(]")
 _COMMENT = re.compile(r"^[ \t]*/\*.*?\*/[ \t]*\n?|^[ \t]*//[^\n]*\n|[ \t]+//(?= )[^\n\"'`]*$", re.DOTALL | re.MULTILINE)
 _TYPE = re.compile(r"/\*\* @type \{[^\n]*?\} \*/ ?")
 _CSS_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_CSS_RULE = re.compile(r"([^{}]+)\{[^{}]*\}")
 _CSS_SPACE = re.compile(r"\s*\n\s*|(?<=[:;,{}]) +| +(?=[{}])")
 
 
@@ -38,16 +43,28 @@ def view_version(name: str) -> str:
 
 
 @cache
+def read_editor() -> tuple[str, str] | None:
+    """Return the URI and the script of the editor that highlights; None where it was not built."""
+    if not _EDITOR.exists():
+        return None
+    script = _EDITOR.read_text()
+    return f"{_EDITOR_URI}?v={hashlib.sha256(script.encode()).hexdigest()[:8]}", script
+
+
+@cache
 def _view(name: str) -> tuple[str, str]:
     if name not in VIEWS:
         raise NotFound(f"there is no view {name[:100]!r}; there are {', '.join(VIEWS)}", code="VIEW_NOT_FOUND")
     script = inline_modules(WEB / "views" / f"{name}.js")
     style = "".join(_inline_style(sheet, script) for sheet in _STYLES)
+    # On an element of ours: some hosts drop the attributes of the body.
+    editor = read_editor() if "dataset.editor" in script else None
+    attributes = f' data-editor="{editor[0]}"' if editor else ""
     document = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>Toolgate, {name}</title>\n'
         f"<style>\n{style}</style>\n</head>\n"
-        f'<body data-gw-view="{name}">\n<main id="root"></main>\n'
+        f'<body data-gw-view="{name}">\n<main id="root"{attributes}></main>\n'
         f"<script>\n{script}</script>\n</body>\n</html>\n"
     )
     return document, hashlib.sha256(document.encode()).hexdigest()[:8]
@@ -102,10 +119,27 @@ def _strip(code: str) -> str:
 
 def _inline_style(name: str, script: str) -> str:
     blocks = _CSS_COMMENT.sub("", (WEB / name).read_text()).split("\n\n")
-    return "".join(_CSS_SPACE.sub("", block) for block in blocks if _is_used(block.strip(), script)) + "\n"
+    style = "".join(_CSS_SPACE.sub("", block) for block in blocks if _is_component_used(block.strip(), script))
+    return _CSS_RULE.sub(lambda rule: rule[0] if _is_rule_used(rule[1], script) else "", style) + "\n"
 
 
-def _is_used(block: str, script: str) -> bool:
+def _is_component_used(block: str, script: str) -> bool:
     """Return whether a view may need a block of rules: unless it begins with a class that the view never sets."""
     component = re.match(r"\.([\w-]+)", block)
     return component is None or re.search(rf"""class: ["`]{component[1]}\b""", script) is not None
+
+
+def _is_rule_used(selectors: str, script: str) -> bool:
+    """Return whether a rule may apply: one of its selectors has only classes that the script names, whole or as the
+    beginning of a template. The classes of highlighted code come from the server."""
+    if "(" in selectors:
+        return True
+    return any(
+        all(_is_class_used(name, script) for name in re.findall(r"\.([a-z][\w-]*)", selector))
+        for selector in selectors.split(",")
+    )
+
+
+def _is_class_used(name: str, script: str) -> bool:
+    begins = (f"{name[:end]}${{" in script for end in range(3, len(name)))
+    return name in script or name.startswith("hl-") or any(begins)

@@ -38,6 +38,8 @@ _POLICY = (
     "script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; frame-src 'self' blob:; "
     "form-action 'self'"
 )
+# Made by `hatch_build.py` where npm is there; loaded when somebody edits a file.
+_EDITOR = "editor.js"
 _KEPT = "public, max-age=31536000, immutable"
 
 
@@ -53,6 +55,7 @@ class ConsoleFiles(NamedTuple):
 def load_files() -> ConsoleFiles:
     """Read the files of the console and of the parts it shares with the views."""
     paths = sorted(path for folder in ("core", "console") for path in (ROOT / folder).rglob("*"))
+    paths += [path for path in [ROOT / _EDITOR] if path.exists()]
     contents = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in paths if path.suffix in _TYPES}
     index = (ROOT / "console" / "index.html").read_text(encoding="utf-8")
     digest = hashlib.sha256(index.encode())
@@ -66,10 +69,13 @@ def _fill(index: str, contents: Mapping[str, bytes], base: str) -> str:
     """Return the page with links to all styles, and to the modules that every page needs."""
     others = (name for name in contents if name.endswith(".css") and name not in _FIRST_STYLES)
     styles = [*(name for name in _FIRST_STYLES if name in contents), *others]
-    modules = [name for name in contents if name.endswith(".js") and not name.startswith("console/pages/")]
+    later = ("console/pages/", _EDITOR)
+    modules = [name for name in contents if name.endswith(".js") and not name.startswith(later)]
     links = [f'<link rel="stylesheet" href="{base}{escape(name)}">' for name in styles]
     links += [f'<link rel="modulepreload" href="{base}{escape(name)}">' for name in modules]
-    return index.replace("<!-- links -->", "\n".join(links)).replace("{base}", base)
+    editor = f' data-editor="{base}{_EDITOR}"' if _EDITOR in contents else ""
+    page = index.replace("<!-- links -->", "\n".join(links)).replace("{base}", base)
+    return page.replace("<body>", f"<body{editor}>")
 
 
 def make_console_routes(gateway: Gateway, identity: Identity) -> tuple[list[Route], frozenset[str]]:

@@ -15,6 +15,7 @@ from gateway.sources.builtin.patch import Action, FilePatch
 from gateway.sources.builtin.preview import preview_patch
 from gateway.sources.builtin.read_files import TEXT_LIMIT, TextFile, read_text
 from gateway.tools import Access, Permission
+from gateway.value import Value
 from gateway.workspace import Parts, Root, parse, show_path
 
 _FILE_LIMIT = 200
@@ -72,8 +73,7 @@ def apply_patch(
     return PatchResult(files=patched), "\n".join(f"{file.action} {file.path}" for file in patched)
 
 
-@dataclass(frozen=True)
-class _Change:
+class _Change(Value):
     """The new content of a path, None to remove it; `text` is the old content, None if there is no file."""
 
     parts: Parts

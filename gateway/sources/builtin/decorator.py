@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import field
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.alias_generators import to_camel
 
@@ -17,6 +19,7 @@ from gateway.errors import Invalid
 from gateway.sources.builtin.ripgrep import SearchEngine
 from gateway.sources.builtin.word_index import WordIndex
 from gateway.tools import Access, FilePreview, Hides, Permission, Tool, hide_nothing, inline_references
+from gateway.value import Value
 from gateway.workspace import Root
 from gateway.workspace.versions import Versions
 
@@ -29,6 +32,9 @@ Function = Callable[..., Any]
 # In the `_meta` of a tool: Claude Code stores longer results than usual in a file unless it allows them.
 LONGEST_RESULT = "anthropic/maxResultSizeChars"
 
+# The schemas of every builtin by its id, since to derive them takes a fifth of a start. `make schemas` writes the file.
+SCHEMAS = Path(__file__).with_name("schemas.json")
+
 
 def _alias(name: str) -> str:
     return to_camel(name.rstrip("_"))
@@ -40,8 +46,7 @@ class Shape(BaseModel):
     model_config = ConfigDict(alias_generator=_alias, populate_by_name=True, defer_build=True)
 
 
-@dataclass(frozen=True)
-class FileContext:
+class FileContext(Value):
     """The context of a file tool. Long loops call `check_cancelled`; files that it `hides` are not shown. `words` is
     the index of the workspace's words."""
 
@@ -53,8 +58,7 @@ class FileContext:
     words: WordIndex | None = None
 
 
-@dataclass(frozen=True)
-class VersionContext:
+class VersionContext(Value):
     """The context of a tool on a chat's versions. The tool takes the chat's lock itself."""
 
     versions: Versions
@@ -69,8 +73,7 @@ class Versioned(NamedTuple):
     after: str | None
 
 
-@dataclass(frozen=True)
-class Builtin:
+class Builtin(Value):
     """A function as a tool. `asks` returns the reason to ask a person before a call, or None; `requires` names what the
     tool needs to be offered, such as "git"."""
 
@@ -82,13 +85,16 @@ class Builtin:
     @cached_property
     def tool(self) -> Tool:
         """The tool as data. The source adds its rule for asking."""
-        return Tool(
-            id=self.function.__name__,
-            description=inspect.cleandoc(self.function.__doc__ or ""),
-            input_schema=inline_references(_remove_titles(self._arguments.model_json_schema())),
-            output_schema=_compact(_remove_titles(self._result.model_json_schema())),
-            **self.hints,
-        )
+        name = self.function.__name__
+        schemas = _read_schemas().get(name) or self.derive_schemas()
+        return Tool(id=name, description=inspect.cleandoc(self.function.__doc__ or ""), **schemas, **self.hints)
+
+    def derive_schemas(self) -> dict[str, Any]:
+        """Return the schemas of arguments and result, from the function's signature."""
+        return {
+            "input_schema": inline_references(_remove_titles(self._arguments.model_json_schema())),
+            "output_schema": _compact(_remove_titles(self._result.model_json_schema())),
+        }
 
     def run(self, context: FileContext, arguments: Mapping[str, Any]) -> Outcome:
         return _outcome(self.function(context, **self._parse(arguments)))
@@ -177,6 +183,11 @@ def builtin(
 def hidden_files_note(count: int) -> list[str]:
     """Return the line for the model about files left out of a result, if there are any."""
     return [f"[{count} {'file' if count == 1 else 'files'} left out by the operator's rules]"] if count else []
+
+
+@cache
+def _read_schemas() -> Mapping[str, dict[str, Any]]:
+    return orjson.loads(SCHEMAS.read_bytes())  # type: ignore[no-any-return]
 
 
 def _outcome(returned: Any) -> Outcome:

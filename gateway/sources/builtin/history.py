@@ -11,10 +11,12 @@ from pydantic import Field
 
 from gateway.errors import Conflict, Invalid, NotFound
 from gateway.sources.builtin.decorator import Shape, VersionContext, Versioned, builtin, hidden_files_note
-from gateway.tools import Access, Permission
+from gateway.tools import Access, Hides, Permission, denied_only
+from gateway.workspace.checkout import keep_hidden
 from gateway.workspace.diff import FILES_LIMIT, Difference, Status, readable, summary
 from gateway.workspace.globs import Selection, restore_selection
 from gateway.workspace.history import SHORT, Version, endpoints, history
+from gateway.workspace.protected import ProtectedReason, is_protected, reason_to_ask
 from gateway.workspace.tree import Changes, Tree, changes, diff
 from gateway.workspace.versions import HeldChat
 
@@ -142,12 +144,13 @@ class RestoreResult(Shape):
     manifest: str | None = Field(None, description="Current version of the files; missing if there are no files")
     previous: str | None = Field(None, description="Version before the call; restore it to undo")
     changes: ChangeSummary
+    files_left_out: int | None = Field(None, description="Files left as they were, because the operator's rules say so")
 
 
 async def _restores(context: VersionContext, manifest: str, paths: list[str] | None) -> str | None:
     earlier = (await context.versions.find(context.call.chat, manifest)).id
     what = await _would_change(context, earlier, paths)
-    return f"workspace_restore restores version {earlier[:SHORT]}: {summary(what)}" if what else None
+    return _reason(context, f"workspace_restore restores version {earlier[:SHORT]}", what)
 
 
 @builtin(
@@ -166,23 +169,24 @@ async def workspace_restore(
 
     Nothing is lost: the current files stay a version, and the result has its id. With paths only those are restored, as
     a new version on top of the latest; without, later changes continue from the restored version."""
+    hides = _restore_hides(context)
     earlier = (await context.versions.find(context.call.chat, manifest)).id
     async with _lock_chat(context) as files:
         previous = await files.save("edit")
         target = await _target(context, previous, earlier, paths)
-        await _require_consent(context, previous, target)
+        await _require_consent(context, previous, target, hides)
         with anyio.CancelScope(shield=True):
             if paths is None:
-                what = await files.checkout(earlier)
+                what = await files.checkout(earlier, None, hides)
             else:
-                what = await files.put(target, "edit", context.call.id)
-        return _restore_result(previous, files.head.manifest_id, what)
+                what = await files.put(target, "edit", context.call.id, hides)
+        return _restore_result(previous, files, what)
 
 
 async def _branches(context: VersionContext, manifest: str | None, message: str | None) -> str | None:
     earlier = await _branch_point(context, manifest, message)
     what = await _would_change(context, earlier, None)
-    return f"workspace_branch switches to {_version_name(earlier)}: {summary(what)}" if what else None
+    return _reason(context, f"workspace_branch switches to {_version_name(earlier)}", what)
 
 
 @builtin(
@@ -208,11 +212,13 @@ async def workspace_branch(
     earlier = await _branch_point(context, manifest, message)
     async with _lock_chat(context) as files:
         previous = await files.save("edit")
-        await _require_consent(context, previous, await context.versions.tree(context.call.chat, earlier))
+        hides = _restore_hides(context)
+        await _require_consent(context, previous, await context.versions.tree(context.call.chat, earlier), hides)
         with anyio.CancelScope(shield=True):
             # a call with its own message stays on it: that message has these files from now on
-            what = await files.branch(earlier, context.call.id, message if context.call.message is None else None)
-        return _restore_result(previous, files.head.manifest_id, what)
+            new_message = message if context.call.message is None else None
+            what = await files.branch(earlier, context.call.id, new_message, hides)
+        return _restore_result(previous, files, what)
 
 
 @asynccontextmanager
@@ -221,7 +227,7 @@ async def _lock_chat(context: VersionContext) -> AsyncIterator[HeldChat]:
     call = context.call
     async with context.versions.hold(call.chat, call.caller.principal) as files:
         if call.message is not None:
-            await files.switch(call.message, call.parent_message)
+            await files.switch(call.message, call.parent_message, call.caller.permission)
         yield files
 
 
@@ -239,7 +245,7 @@ async def _branch_point(context: VersionContext, manifest: str | None, message: 
         return (await versions.find(chat, manifest)).id
     if not await versions.manifests.knows_message(chat, str(message)):
         raise NotFound(f"chat {chat!r} has no message {message!r}", code="MESSAGE_NOT_FOUND")
-    return await versions.manifests.of_message(chat, str(message))
+    return await versions.manifests.find_by_message(chat, str(message))
 
 
 async def _would_change(context: VersionContext, earlier: str | None, paths: list[str] | None) -> Changes:
@@ -247,12 +253,29 @@ async def _would_change(context: VersionContext, earlier: str | None, paths: lis
     call = context.call
     async with context.versions.hold(call.chat, call.caller.principal) as files:
         current = await files.save("edit")
-    return await _difference(context, current, await _target(context, current, earlier, paths))
+    target = await _target(context, current, earlier, paths)
+    return await _difference(context, current, target, denied_only(context.hides))
 
 
-async def _require_consent(context: VersionContext, current: str | None, target: Tree) -> None:
+def _reason(context: VersionContext, action: str, what: Changes) -> str | None:
+    """Return the reason to ask before these changes; None if there are none."""
+    if not what:
+        return None
+    reason = f"{action}: {summary(what)}"
+    protected = [path for path in (*what.added, *what.changed, *what.deleted) if is_protected(path)]
+    if not protected or not context.versions.is_attached(context.call.chat):
+        return reason
+    return ProtectedReason(f"{reason}; {reason_to_ask(context.call.target.id, protected)}")
+
+
+def _restore_hides(context: VersionContext) -> Hides:
+    """Return the files to leave as they are: those that a rule denies or, if nobody was asked, would ask about."""
+    return denied_only(context.hides) if context.call.agreed else context.hides
+
+
+async def _require_consent(context: VersionContext, current: str | None, target: Tree, hides: Hides) -> None:
     """Refuse a change that nobody was asked about, because nothing would have changed at that time."""
-    if not context.call.confirmed and await _difference(context, current, target):
+    if not context.call.confirmed and await _difference(context, current, target, hides):
         raise Conflict("the files were changed by someone else; call again, and the user will be asked")
 
 
@@ -264,17 +287,20 @@ async def _target(context: VersionContext, current: str | None, earlier: str | N
     return await versions.in_thread(restore_selection, await versions.tree(chat, current), tree, Selection(paths))
 
 
-async def _difference(context: VersionContext, current: str | None, target: Tree) -> Changes:
+async def _difference(context: VersionContext, current: str | None, target: Tree, hides: Hides) -> Changes:
     tree = await context.versions.tree(context.call.chat, current)
-    return await context.versions.in_thread(lambda: changes(tree, diff(tree, target)))
+    return await context.versions.in_thread(lambda: changes(tree, diff(tree, keep_hidden(tree, target, hides)[0])))
 
 
-def _restore_result(previous: str | None, manifest: str | None, what: Changes) -> tuple[RestoreResult, str, Versioned]:
-    result = RestoreResult(manifest=manifest, previous=previous, changes=_summary(what))
-    if not what:
-        return result, f"The files are already at {_version_name(manifest)}.", Versioned(previous, manifest)
-    text = f"The files are at {_version_name(manifest)} now: {summary(what)}. They were at {_version_name(previous)}."
-    return result, text, Versioned(previous, manifest)
+def _restore_result(previous: str | None, files: HeldChat, what: Changes) -> tuple[RestoreResult, str, Versioned]:
+    manifest, left_out = files.head.manifest_id, len(files.left_out)
+    changed = _summary(what)
+    result = RestoreResult(manifest=manifest, previous=previous, changes=changed, files_left_out=left_out or None)
+    text = f"The files are already at {_version_name(manifest)}."
+    if what:
+        now, before = _version_name(manifest), _version_name(previous)
+        text = f"The files are at {now} now: {summary(what)}. They were at {before}."
+    return result, "\n".join([text, *hidden_files_note(left_out)]), Versioned(previous, manifest)
 
 
 def _summary(what: Changes) -> ChangeSummary:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.errors import Conflict, Invalid
+from gateway.value import Value
 from gateway.workspace.diff import split_lines
 
 Action = Literal["create", "modify", "delete", "rename"]
@@ -19,8 +20,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v
 _REGULAR = ("100644", "100755", "100664")
 
 
-@dataclass(frozen=True)
-class Hunk:
+class Hunk(Value):
     """Old and new lines with their newlines; `start` is the expected index of the first."""
 
     start: int
@@ -28,8 +28,7 @@ class Hunk:
     new: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class FilePatch:
+class FilePatch(Value):
     """The changes of one file. Without an old path it is created, without a new path deleted."""
 
     old: str | None

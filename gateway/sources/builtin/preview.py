@@ -6,14 +6,36 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
+from gateway.errors import GatewayError
+from gateway.sources.builtin import patch as patches
+from gateway.text import count_bytes
+from gateway.tools import Tool
 from gateway.workspace import Parts, Root, parse, show_path
 from gateway.workspace.diff import unified_diff
+from gateway.workspace.unversioned import UnversionedFiles, find_unversioned
 
 # Bytes of a file that are compared; of a larger one only the size is shown.
 DIFF_BYTES = 64 * 1024
 
 # Files counted in a directory that is to be deleted.
 COUNT_LIMIT = 1000
+
+
+def find_unversioned_files(root: Root, attached: bool, tool: Tool, arguments: Mapping[str, Any]) -> UnversionedFiles:
+    """Return the files that a call of a builtin may change or delete and that no version has."""
+    if tool.owner is not None or not (tool.path_arguments or tool.patch_argument):
+        return UnversionedFiles()
+    paths: list[str] = []
+    for name in tool.path_arguments or ():
+        value = arguments.get(name)
+        paths += value if isinstance(value, list) else [] if value is None else [value]
+    try:
+        if tool.patch_argument is not None:
+            files = patches.parse(str(arguments.get(tool.patch_argument)))
+            paths += [path for file in files for path in (file.old, file.new) if path is not None]
+        return find_unversioned(root, attached, map(parse, paths))
+    except (GatewayError, OSError, UnicodeError, ValueError):  # the tool itself will report what is wrong
+        return UnversionedFiles()
 
 
 def preview_write(root: Root, arguments: Mapping[str, Any]) -> str | None:
@@ -57,7 +79,7 @@ def preview_delete(root: Root, arguments: Mapping[str, Any]) -> str | None:
     if file is None:
         return None
     if file.kind != "directory":
-        return f"{show_path(parts)} is deleted ({file.stat.st_size} bytes)"
+        return f"{show_path(parts)} is deleted ({count_bytes(file.stat.st_size)})"
     with root.walk(parts) as entries:
         count = sum(1 for _ in islice(entries, COUNT_LIMIT))
     at_least = "at least " if count == COUNT_LIMIT else ""

@@ -6,7 +6,6 @@ import base64
 import codecs
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, BinaryIO, Literal
 
 from pydantic import Field
@@ -14,6 +13,7 @@ from pydantic import Field
 from gateway.errors import Invalid
 from gateway.sources.builtin.decorator import FileContext, Shape, builtin
 from gateway.tools import Access, Permission
+from gateway.value import Value
 from gateway.workspace import Entry, Parts, Root, parse, show_path
 from gateway.workspace.globs import Glob
 from gateway.workspace.walk import ANY_DEPTH, modified_at
@@ -174,8 +174,7 @@ TEXT_LIMIT = 8 * 1024 * 1024
 DIFF_LIMIT = 32 * 1024
 
 
-@dataclass(frozen=True)
-class TextFile:
+class TextFile(Value):
     """A text file as it was read. `body` has LF line endings, whatever the file has."""
 
     parts: Parts
@@ -347,8 +346,7 @@ def _note(part: FilePart, lines: int, cut_at: int | None) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class _LineCounter:
+class _LineCounter(Value):
     """Counts lines in chunks, so that memory is bounded and cancellation is fast."""
 
     context: FileContext

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 import orjson
 
 from gateway.errors import Invalid, Timeout, Unavailable
+from gateway.value import Value
 
 _SCRIPT = Path(__file__).with_name("search_script.py")
 _POLL_SECONDS = 0.02  # how soon a cancelled call is noticed
@@ -29,8 +29,7 @@ _ERROR_STATUS = 2
 OMITTED: dict[str, Any] = {"type": "omitted"}
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(Value):
     """A search pattern, matched line by line."""
 
     pattern: str
@@ -40,8 +39,7 @@ class Query:
     per_file: int = 1000
 
 
-@dataclass(frozen=True)
-class SearchEngine:
+class SearchEngine(Value):
     """The program that searches: ripgrep at this path, else Python's `re`; and its time limit."""
 
     ripgrep: str | None = None

@@ -20,6 +20,7 @@ from gateway.sources.builtin.read_files import is_skipped
 from gateway.sources.builtin.ripgrep import OMITTED, Query, search
 from gateway.sources.builtin.word_index import FILE_BYTES, RankedFile, find_lines, query_words
 from gateway.tools import Access, Permission
+from gateway.value import Value
 from gateway.workspace import Entry, Parts, parse, show_path
 from gateway.workspace.globs import Glob
 
@@ -154,8 +155,7 @@ def _word_matches(
         yield _match(found.path, number, 1, numbered, around).model_copy(update={"score": found.score})
 
 
-@dataclass(frozen=True)
-class _GlobFilter:
+class _GlobFilter(Value):
     included: list[Glob]
     excluded: list[Glob]
 
@@ -278,8 +278,7 @@ class _SearchRun:
             self.matches.append(match)
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(Value):
     text: str
     column: int | None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -16,6 +17,7 @@ from gateway.calls import Call, Outcome
 from gateway.config import Settings
 from gateway.errors import GatewayError, NotFound, Unavailable
 from gateway.sources.builtin.decorator import Builtin, FileContext, VersionContext
+from gateway.sources.builtin.preview import find_unversioned_files
 from gateway.sources.builtin.ripgrep import SearchEngine
 from gateway.sources.builtin.word_index import WordIndex
 from gateway.tools import Category, Hides, HidesFor, Permission, Tool, hide_nothing, hide_nothing_for
@@ -79,13 +81,30 @@ CODE_CATEGORY = "development"
 
 NO_HOSTS = "no host of the web can be reached until web.allowed_hosts names hosts ('*' for every public one)"
 NO_SEARCH = "the web cannot be searched until web.search names a provider (searxng, brave, tavily, duckduckgo)"
-WEB_OFF = {"web_fetch": NO_HOSTS, "web_download": NO_HOSTS, "web_search": NO_SEARCH}
+WEB_OFF = {"web_fetch": ("web", NO_HOSTS), "web_download": ("editing", NO_HOSTS), "web_search": ("web", NO_SEARCH)}
 
 
 def load(kind: Kind) -> list[Builtin]:
     """Import the tools of a kind."""
     modules = {name: importlib.import_module(f"{__package__}.{module}") for name, module in BUILTINS[kind].items()}
     return [getattr(module, name) for name, module in modules.items()]
+
+
+def derive_schemas() -> str:
+    """Return the content of the file `SCHEMAS`: JSON, with a line for each builtin."""
+    builtins = [builtin for kind in BUILTINS for builtin in load(kind)]
+    lines = [f'"{each.function.__name__}":{json.dumps(each.derive_schemas())}' for each in builtins]
+    return "{{\n{}\n}}\n".format(",\n".join(lines))
+
+
+def as_declared(tool: Tool) -> Tool:
+    """Return a builtin that is off, and so known by its name only, as its module declares it."""
+    kind = next((kind for kind, modules in BUILTINS.items() if tool.id in modules), None)
+    if kind is None or tool.description:
+        return tool
+    builtin = next(builtin for builtin in load(kind) if builtin.tool.id == tool.id)
+    asks = builtin.tool.requires_confirmation or builtin.asks is not None
+    return replace(builtin.tool, requires_confirmation=asks, withheld=tool.withheld)
 
 
 class ToolKind:
@@ -137,19 +156,25 @@ class FileTools(ToolKind):
 
     async def ask(self, builtin: Builtin, call: Call, hides: Hides) -> str | None:
         # Without the limiter: a question must not wait for slow calls.
-        return await anyio.to_thread.run_sync(self._ask, builtin, call)
+        return await anyio.to_thread.run_sync(self._ask, builtin, call, hides)
 
     def _run(self, builtin: Builtin, call: Call, hides: Hides) -> Outcome:
         with self._workspaces.root(call.chat) as root:
             words = WordIndex(self._workspaces.directory(call.chat) / "words.db")
             check_cancelled = anyio.from_thread.check_cancelled
+            if call.agreed:
+                hides = functools.partial(hides, agreed=call.agreed)
             context = FileContext(root, call.confirmed, self._engine, check_cancelled, hides, words)
             return builtin.run(context, call.arguments)
 
-    def _ask(self, builtin: Builtin, call: Call) -> str | None:
+    def _ask(self, builtin: Builtin, call: Call, hides: Hides) -> str | None:
         with self._workspaces.root(call.chat) as root:
-            reason: str | None = builtin.ask(FileContext(root), call.arguments)
-            return reason
+            reason: str | None = builtin.ask(FileContext(root, hides=hides), call.arguments)
+            if reason is None:
+                return None
+            attached = self._workspaces.is_attached(call.chat)
+            unversioned = find_unversioned_files(root, attached, builtin.tool, call.arguments)
+            return f"{reason}; {unversioned}" if unversioned.files else reason
 
 
 class VersionTools(ToolKind):
@@ -255,7 +280,7 @@ def builtin_source(
 
         kinds.append(WebTools(settings.web, workspaces, versions, settings.effective_profile().permission))
     else:
-        off += [_name_only(name, "web", reason) for name, reason in WEB_OFF.items()]
+        off += [_name_only(name, category, reason) for name, (category, reason) in WEB_OFF.items()]
     off += [_name_only(name, CODE_CATEGORY) for name in BUILTINS["code"]]
     make_code = functools.partial(_make_code_tools, settings, workspaces, find_category or settings.category)
     return BuiltinSource(kinds, hides, off, make_code)

@@ -11,10 +11,10 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.errors import GatewayError, Unavailable
+from gateway.value import Value
 from gateway.workspace import Entry, Parts, Root
 
 FILE_LIMIT = 20_000
@@ -53,8 +53,7 @@ _DEFINITION = re.compile(
 _SUFFIX = re.compile(r"(?:ing|ies|es|ed|er|s|e|y)$")
 
 
-@dataclass(frozen=True)
-class RankedFile:
+class RankedFile(Value):
     """A file that has some of the words; a higher score is better."""
 
     path: str

@@ -11,11 +11,12 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.errors import Conflict, Invalid, NotFound
+from gateway.errors import Conflict, Forbidden, Invalid, NotFound
 from gateway.sources.builtin.decorator import FileContext, Shape, builtin
 from gateway.sources.builtin.preview import preview_delete, preview_edit, preview_move, preview_write
 from gateway.sources.builtin.read_files import TEXT_LIMIT, TextFile, read_text, shorten
-from gateway.tools import Access, Permission
+from gateway.text import count_bytes
+from gateway.tools import Access, Permission, hide_nothing
 from gateway.workspace import Parts, parse, show_path
 from gateway.workspace.diff import split_lines, unified_diff
 
@@ -33,7 +34,7 @@ def _overwrites(context: FileContext, path: str, **_: object) -> str | None:
     entry = context.workspace.find(parse(path))
     if entry is None or entry.kind != "file":
         return None
-    return f"write_file overwrites {entry.path!r} ({entry.stat.st_size} bytes)"
+    return f"write_file overwrites {entry.path!r} ({count_bytes(entry.stat.st_size)})"
 
 
 @builtin(
@@ -68,7 +69,7 @@ def write_file(
             context.workspace.create(parts, data)
     created = existing is None
     result = WriteResult(path=show_path(parts), size=len(data), created=created)
-    return result, f"{'Created' if created else 'Overwrote'} {result.path} ({result.size} bytes)."
+    return result, f"{'Created' if created else 'Overwrote'} {result.path} ({count_bytes(result.size)})."
 
 
 @contextmanager
@@ -90,6 +91,7 @@ class MoveResult(Shape):
 
 
 def _replaces(context: FileContext, from_: str, to: str, overwrite: bool, **_: object) -> str | None:
+    _refuse_hidden_inside(context, parse(from_), parse(to))
     existing = context.workspace.find(parse(to)) if overwrite else None
     if existing is None or parse(from_) == parse(to):
         return None
@@ -119,6 +121,8 @@ def move_file(
     empty. A link itself is moved, not its target."""
     source, target = parse(from_), parse(to)
     context.workspace.stat(source)
+    _refuse_hidden(context, source, "/".join(source), "/".join(target))
+    _refuse_hidden_inside(context, source, target)
     if create_dirs and target:
         context.workspace.make_directories(target[:-1])
     with _explain_missing_directory(context, target):
@@ -131,6 +135,7 @@ def _deletes(context: FileContext, path: str, recursive: bool) -> str:
     """Refuse what cannot be deleted before anybody is asked about it."""
     parts = parse(path)
     context.workspace.stat(parts)
+    _refuse_hidden_inside(context, parts)
     if not recursive and _is_directory(context, parts):
         with context.workspace.walk(parts, 1) as entries:
             if next(iter(entries), None) is not None:
@@ -163,6 +168,7 @@ def delete_file(
     Refused: the workspace root, and a directory that is not empty unless recursive. Links are not
     followed."""
     parts = parse(path)
+    _refuse_hidden_inside(context, parts)
     result = _delete_tree(context, parts) if recursive and _is_directory(context, parts) else _delete(context, parts)
     return result, f"Deleted {result.deleted[0]}" + (f" and {result.count - 1} in it." if result.count > 1 else ".")
 
@@ -186,6 +192,27 @@ def _delete_tree(context: FileContext, parts: Parts) -> DeleteResult:
         if len(contents) < _DELETED_LIMIT and removed != parts:
             contents.append(show_path(removed))
     return DeleteResult(deleted=[show_path(parts), *sorted(contents)][:_DELETED_LIMIT], count=count)
+
+
+def _refuse_hidden_inside(context: FileContext, directory: Parts, target: Parts | None = None) -> None:
+    """Refuse a directory with paths that a rule hides, where they are or where they would be moved to."""
+    if context.hides is hide_nothing or not _is_directory(context, directory):
+        return
+    with context.workspace.walk(directory) as entries:
+        for entry in entries:
+            context.check_cancelled()
+            paths = [entry.parts] if target is None else [entry.parts, (*target, *entry.parts[len(directory) :])]
+            _refuse_hidden(context, directory, *map("/".join, paths))
+        if entries.truncated:
+            message = f"{show_path(directory)!r} has too many files to check them against the approval rules"
+            raise Forbidden(message, code="DENIED_BY_RULE")
+
+
+def _refuse_hidden(context: FileContext, chosen: Parts, *paths: str) -> None:
+    for path in paths:
+        if (rule := context.hides(path)) is not None:
+            message = f"{rule} keeps {path!r} from this tool, so {show_path(chosen)!r} stays as it is"
+            raise Forbidden(f"{message}; move or delete other files by name", code="DENIED_BY_RULE")
 
 
 def _not_empty(parts: Parts) -> Conflict:
@@ -217,7 +244,7 @@ _LINE_LENGTH = 200
 class Edit(Shape):
     model_config = ConfigDict(extra="forbid")
 
-    old_text: Annotated[str, Field(min_length=1, description="TextFile in the file, exactly, with its indentation")]
+    old_text: Annotated[str, Field(min_length=1, description="Text in the file, exactly, with its indentation")]
     new_text: Annotated[str, Field(description="Replacement text; empty to delete")]
     replace_all: Annotated[bool, Field(description="Replace every occurrence")] = False
 

@@ -8,7 +8,7 @@ import ssl
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
@@ -39,8 +39,9 @@ from gateway.sources.http.request import (
 from gateway.sources.http.response import ResponseReader, parse_content_type, status_error
 from gateway.sources.http.transport import GuardedSender
 from gateway.tools import Hides
+from gateway.value import Value
 from gateway.workspace import Parts, Workspaces, parse, show_path
-from gateway.workspace.protected import PROTECTED_NAMES
+from gateway.workspace.protected import is_protected
 from gateway.workspace.versions import Versions
 
 ANY_HOST = "*"
@@ -57,8 +58,7 @@ _LINK = re.compile(r"<([^<>]*)>((?:\s*;\s*[\w*]+\s*=\s*(?:\"[^\"]*\"|[^\s;,\"]+)
 _RELATION = re.compile(r";\s*rel\s*=\s*(?:\"([^\"]*)\"|([^\s;,\"]+))", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class CompiledTool:
+class CompiledTool(Value):
     """An HTTP tool, prepared once for all its calls. `secrets` are those that it needs."""
 
     spec: HttpTool
@@ -119,7 +119,8 @@ class HttpRunner:
     async def run(self, tool: CompiledTool, call: Call, environment: Mapping[str, str], hides: Hides) -> Outcome:
         """Send the request of a call. A status that is no success is a `ToolFailed` with what the server answered."""
         for name in tool.secrets - environment.keys():
-            reason = f"{call.target.id} needs the secret {name}; set it in the environment of the gateway"
+            fix = f"or store it: toolgate toolset secret {call.target.owner} {name}"
+            reason = f"{call.target.id} needs the secret {name}; set it in the environment of the gateway, {fix}"
             raise Unavailable(reason, code="SECRET_MISSING", secret=name)
         values = {**call.arguments, **environment}
         spec = tool.spec
@@ -131,7 +132,7 @@ class HttpRunner:
             raise Invalid(reason, code="REQUEST_TOO_LARGE", limit=limit)
         try:
             if spec.response.output == "file":
-                return await self._download(tool, call, request, values)
+                return await self._download(tool, call, request, values, hides)
             if spec.method == "HEAD":
                 return await self._read_headers(tool, request, values)
             if spec.pagination is not None:
@@ -211,7 +212,9 @@ class HttpRunner:
             headers = {name: value for name, value in response.headers.items() if name != "set-cookie"}
             return tool.reader.finish({"status": response.status, "headers": headers})
 
-    async def _download(self, tool: CompiledTool, call: Call, request: HttpRequest, values: Values) -> Outcome:
+    async def _download(
+        self, tool: CompiledTool, call: Call, request: HttpRequest, values: Values, hides: Hides
+    ) -> Outcome:
         """Save the response as a new file of the workspace; an existing one is never overwritten."""
         limit = tool.spec.max_response_bytes or FILE_BYTES
         with tempfile.TemporaryFile(prefix="toolgate-") as file:
@@ -219,11 +222,12 @@ class HttpRunner:
                 size = await write_response(response, file, call.progress)
                 media_type, _ = parse_content_type(response.content_type or "")
                 path = _file_path(tool.spec, values, response)
+                _refuse_hidden(path, hides, call)
             file.flush()
             # Only now: other calls do not wait for the chat's files while a slow server responds.
             async with self._versions.hold(call.chat, call.caller.principal) as files:
                 if call.message is not None:
-                    await files.switch(call.message, call.parent_message)
+                    await files.switch(call.message, call.parent_message, call.caller.permission)
                 before = await files.save("edit")
                 with anyio.CancelScope(shield=True):
                     try:
@@ -260,8 +264,7 @@ class HttpRunner:
             with self._workspaces.root(call.chat) as root:
                 for path in paths:
                     parts = parse(path)
-                    if (reason := hides(show_path(parts), call.agreed)) is not None:
-                        raise Forbidden(f"{path}: {reason}", code="DENIED_BY_RULE")
+                    _refuse_hidden(path, hides, call)
                     with root.open(parts) as file:
                         content[path] = file.read(left + 1)
                     left -= len(content[path])
@@ -274,7 +277,7 @@ class HttpRunner:
     def _write_file(self, call: Call, path: str, file: BinaryIO, size: int) -> Parts:
         content = cast("bytes", mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)) if size else b""
         parts = parse(path)
-        if PROTECTED_NAMES.intersection(parts) or parts[-1].startswith("."):
+        if is_protected("/".join(parts)) or parts[-1].startswith("."):
             raise Forbidden(f"{path}: an HTTP tool cannot create such a file; choose another name")
         stem, dot, suffix = parts[-1].rpartition(".")
         stem, suffix = (stem, f".{suffix}") if dot and stem else (parts[-1], "")
@@ -357,6 +360,11 @@ def _file_path(spec: HttpTool, values: Values, response: HttpResponse) -> str:
     path = response.url.partition("?")[0]
     name = _safe_name(unquote(named[1] if named else path.rstrip("/").rpartition("/")[2]))
     return f"downloads/{name or 'response'}"
+
+
+def _refuse_hidden(path: str, hides: Hides, call: Call) -> None:
+    if (reason := hides("/".join(parse(path)), call.agreed)) is not None:
+        raise Forbidden(f"{path}: {reason}", code="DENIED_BY_RULE")
 
 
 def _safe_name(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Auth helpers of HTTP tools: bearer, basic, API key, HMAC signatures, and OAuth2 client credentials."""
+"""Auth helpers of HTTP tools: bearer, basic, API key, signatures (HMAC, AWS), and OAuth2 client credentials."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from typing import Any, NoReturn
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
-from gateway.bundles.http_tool import ApiKeyAuth, BasicAuth, BearerAuth, HmacAuth, OAuth2Auth
+from gateway.bundles.http_tool import ApiKeyAuth, AwsAuth, BasicAuth, BearerAuth, HmacAuth, OAuth2Auth
 from gateway.errors import Forbidden, Unavailable
 from gateway.secrets import KNOWN
 from gateway.sources.http.request import HttpRequest, Values, check_header, fill_text, quote_all
 from gateway.text import visible
+from gateway.value import Value
 
-AnyAuth = BearerAuth | BasicAuth | ApiKeyAuth | HmacAuth | OAuth2Auth
+AnyAuth = BearerAuth | BasicAuth | ApiKeyAuth | HmacAuth | AwsAuth | OAuth2Auth
 
 # Seconds before its end in which a token is fetched again, at most a tenth of its time.
 EARLY_SECONDS = 30.0
@@ -44,7 +45,7 @@ async def authorize(
     request: HttpRequest, schemes: tuple[AnyAuth, ...], values: Values, tokens: TokenCache
 ) -> HttpRequest:
     """Return the request with the credentials of every scheme; signatures last, since they cover the rest."""
-    for scheme in sorted(schemes, key=lambda scheme: isinstance(scheme, HmacAuth)):
+    for scheme in sorted(schemes, key=lambda scheme: isinstance(scheme, HmacAuth | AwsAuth)):
         if isinstance(scheme, BearerAuth):
             request = _add_header(request, "authorization", f"Bearer {fill_text(scheme.token, values)}")
         elif isinstance(scheme, BasicAuth):
@@ -57,6 +58,8 @@ async def authorize(
         elif isinstance(scheme, OAuth2Auth):
             token = await tokens.get(TokenRequest.fill(scheme, values))
             request = _add_header(request, "authorization", f"Bearer {token}")
+        elif isinstance(scheme, AwsAuth):
+            request = sign_for_aws(request, scheme, values, time.time())
         else:
             request = _sign(request, scheme, values)
     return request
@@ -133,8 +136,41 @@ def _secret_bytes(scheme: HmacAuth, values: Values) -> bytes:
         raise Unavailable(reason, code="INVALID_SECRET") from None
 
 
-@dataclass(frozen=True)
-class TokenRequest:
+_AWS = "AWS4-HMAC-SHA256"
+
+
+def sign_for_aws(request: HttpRequest, scheme: AwsAuth, values: Values, now: float) -> HttpRequest:
+    """Return the request with a signature of version 4 over its method, host, path, query, content type and body."""
+    stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    body = hashlib.sha256(request.body).hexdigest()
+    added = {"x-amz-date": stamp}
+    if scheme.session_token is not None:
+        added["x-amz-security-token"] = check_header("x-amz-security-token", fill_text(scheme.session_token, values))
+    # Other services encode a path that is encoded already once more.
+    path = request.path
+    if scheme.service == "s3":
+        path, added["x-amz-content-sha256"] = unquote(path), body
+    signed = {"host": request.authority, **added}
+    if "content-type" in request.headers:
+        signed["content-type"] = " ".join(request.headers["content-type"].split())
+    pairs = [pair.partition("=") for pair in request.query.split("&") if pair]
+    sorted_pairs = sorted((quote_all(unquote(name)), quote_all(unquote(value))) for name, _, value in pairs)
+    query = "&".join(f"{name}={value}" for name, value in sorted_pairs)
+    names = ";".join(sorted(signed))
+    headers = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed))
+    canonical = "\n".join([request.method, quote(path, safe="/~"), query, headers, names, body])
+    scope = f"{stamp[:8]}/{fill_text(scheme.region, values)}/{scheme.service}/aws4_request"
+    text = "\n".join([_AWS, stamp, scope, hashlib.sha256(canonical.encode()).hexdigest()])
+    key = f"AWS4{fill_text(scheme.secret_key, values)}".encode()
+    for part in (*scope.split("/"), text):
+        key = hmac.digest(key, part.encode(), "sha256")
+    credential = f"{fill_text(scheme.access_key, values)}/{scope}"
+    authorization = f"{_AWS} Credential={credential}, SignedHeaders={names}, Signature={key.hex()}"
+    added["authorization"] = check_header("authorization", authorization)
+    return replace(request, headers={**request.headers, **added})
+
+
+class TokenRequest(Value):
     """The request of a token. Tools with the same one share the token."""
 
     url: str
@@ -173,8 +209,7 @@ class TokenRequest:
         return HttpRequest("POST", scheme.lower(), authority, path, query, headers, urlencode(form).encode())
 
 
-@dataclass(frozen=True)
-class _Token:
+class _Token(Value):
     text: str = field(repr=False)
     until: float
 

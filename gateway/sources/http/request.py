@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote_plus, urlsplit
 from xml.sax.saxutils import escape as escape_xml
@@ -22,9 +22,9 @@ from gateway.bundles.field_types import REFERENCE
 from gateway.bundles.http_tool import HttpDefaults, HttpTool, Parameter, Part, PathStyle
 from gateway.calls import to_json
 from gateway.errors import Invalid
+from gateway.value import Value
 
 Values = Mapping[str, Any]
-Pairs = list[tuple[str, str]]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
@@ -46,8 +46,7 @@ class _Missing:
 MISSING = _Missing()
 
 
-@dataclass(frozen=True)
-class HttpRequest:
+class HttpRequest(Value):
     """A request, encoded. `authority` is the host with its port, `path` begins with `/`, `query` has no `?`."""
 
     method: str

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import functools
+import html
 import json
+import re
 from collections.abc import Mapping
 from email.message import Message
 from typing import Any
@@ -23,6 +25,8 @@ from gateway.tools import Tool
 # Bytes of a body, neither text nor image, that a result has in it. Larger ones belong into a file.
 BLOB_LIMIT = 1024 * 1024
 _ERROR_TEXT, _ERROR_DETAIL = 300, 2000
+# Tags, comments, and what pages hold beside their text; `status_error` gives it a few kilobytes.
+_MARKUP = re.compile(r"<(script|style)\b.*?(?:</\1\s*>|$)|<!--.*?(?:-->|$)|<[^>]*(?:>|$)", re.DOTALL | re.IGNORECASE)
 _TEXT_TYPES = ("application/xml", "application/javascript", "application/x-yaml", "application/yaml", "application/sql")
 
 
@@ -80,11 +84,13 @@ def status_error(request: HttpRequest, status: int, headers: Mapping[str, str], 
     """Return the error for a status that is no success, with what the server answered. Its code is `HTTP_404`."""
     _, charset = parse_content_type(headers.get("content-type", ""))
     text = KNOWN.mask(content[: 4 * _ERROR_DETAIL].decode(charset, "replace")).strip()
-    summary = visible(" ".join(text.split()))[:_ERROR_TEXT]
+    shown = html.unescape(_MARKUP.sub(" ", text)) if text[:1] == "<" else text
+    summary = visible(" ".join(shown.split()))[:_ERROR_TEXT]
     details: dict[str, Any] = {"status": status, "body": text[:_ERROR_DETAIL]}
     if (pause := parse_retry_after(headers.get("retry-after"))) is not None:
         details["retry_after"] = pause
-    message = f"{request.method} {request.origin} answered {status_text(status)}" + (f": {summary}" if summary else "")
+    address = visible(request.origin + KNOWN.mask(request.path))  # no query: keys stand there
+    message = f"{request.method} {address} answered {status_text(status)}" + (f": {summary}" if summary else "")
     return ToolFailed(message, code=f"HTTP_{status}", **details)
 
 

@@ -39,8 +39,6 @@ _OWN_HEADERS = {"user-agent": f"toolgate/{__version__}", "accept": "*/*"}
 class ToolReply(HttpReply):
     """A response of at most `limit` bytes, which may be compressed."""
 
-    __slots__ = ("limit",)
-
     encodings = frozenset({b"identity", b"", b"gzip", b"x-gzip"})
 
     def __init__(self, done: asyncio.Future[str | None], sink: Sink | None, limit: int) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +21,12 @@ from gateway.runtime import FunctionCall, WorkerRuntime
 from gateway.sandbox import Mount
 from gateway.secrets import KNOWN
 from gateway.sources import Source
+from gateway.sources.builtin.source import as_declared
+from gateway.sources.stored_secrets import SecretStore
 from gateway.sources.toolsets.listing import WORKSPACE, build_tools
 from gateway.sources.toolsets.shell import ShellRunner
-from gateway.tools import Access, Hides, HidesFor, Permission, Tool, hide_nothing, hide_nothing_for
+from gateway.tools import Access, Hides, HidesFor, Permission, Tool, hide_nothing
+from gateway.value import Value
 from gateway.workspace import Workspaces
 from gateway.workspace.hidden import Hidden, find_hidden, hidden_paths
 from gateway.workspace.protected import find_protected, paths_to_mount, relative
@@ -35,8 +37,7 @@ if TYPE_CHECKING:
     from gateway.sources.steps import StepsRunner
 
 
-@dataclass(frozen=True)
-class _WorkspaceRights:
+class _WorkspaceRights(Value):
     """The chat's folder with the rights of one call. `protected` are paths that it cannot change. In an `attached`
     folder, which belongs to a person, no process of the call may outlive it."""
 
@@ -46,9 +47,15 @@ class _WorkspaceRights:
     protected: tuple[str, ...] = ()
 
 
+def secrets_owner(toolset_id: str) -> str:
+    """Return the name under which the secrets of a toolset are stored."""
+    return f"toolset:{toolset_id}"
+
+
 class ToolsetSource:
-    """Lists and runs the tools of installed toolsets; their declared secrets are read from `environment`. `builtins`
-    runs those that are builtins under another name, `http` and `steps` those of these kinds."""
+    """Lists and runs the tools of installed toolsets; their declared secrets are those of `secrets`, else of
+    the environment. `builtins` runs those that are builtins under another name, `http` and `steps` those of these
+    kinds."""
 
     name = "toolsets"
 
@@ -58,12 +65,13 @@ class ToolsetSource:
         runtime: WorkerRuntime,
         shell: ShellRunner,
         workspaces: Workspaces,
-        environment: Mapping[str, str] = os.environ,
-        hides: HidesFor = hide_nothing_for,
-        builtins: Source | None = None,
-        http: Callable[[], HttpRunner] | None = None,
-        steps: Callable[[], StepsRunner] | None = None,
+        hides: HidesFor,
+        builtins: Source,
+        http: Callable[[], HttpRunner],
+        steps: Callable[[], StepsRunner],
+        secrets: SecretStore,
     ) -> None:
+        self._secrets = secrets
         self._http = http
         self._steps = steps
         self._compiled: Mapping[str, CompiledTool] = {}
@@ -75,7 +83,6 @@ class ToolsetSource:
         self._runtime = runtime
         self._shell = shell
         self._workspaces = workspaces
-        self._environment = environment
         self._installed: Mapping[str, tuple[InstalledToolset, InstalledTool]] = {}
 
     async def list_tools(self) -> Sequence[Tool]:
@@ -88,24 +95,23 @@ class ToolsetSource:
         return tools
 
     async def describe_tools(self, toolset: InstalledToolset) -> list[Tool]:
-        """Return the tools of one toolset, as `list_tools` does."""
+        """Return the tools of one toolset, as `list_tools` does; builtins that are off as they would be if on."""
         await self._list_builtins()
-        return list(build_tools(toolset, self._builtin_tools))
+        named = {item.spec.tool for item in toolset.tools if isinstance(item.spec, BuiltinTool)}
+        builtins = {name: as_declared(self._builtin_tools[name]) for name in named & self._builtin_tools.keys()}
+        return list(build_tools(toolset, builtins))
 
     async def _list_builtins(self) -> None:
-        if self._builtins is not None:
-            self._builtin_tools = {tool.id: tool for tool in await self._builtins.list_tools()}
+        self._builtin_tools = {tool.id: tool for tool in await self._builtins.list_tools()}
 
     async def call_tool(self, call: Call) -> Outcome:
         toolset, item = self._find(call.target.id)
-        if isinstance(item.spec, BuiltinTool) and self._builtins is not None:
+        if isinstance(item.spec, BuiltinTool):
             return await self._builtins.call_tool(call.replace(tool=self._builtin_tools[item.spec.tool]))
-        if isinstance(item.spec, StepsTool) and self._steps is not None:
+        if isinstance(item.spec, StepsTool):
             return await self._steps().run(item.spec, call, toolset.spec.full_id)
-        env = {name: self._environment[name] for name in toolset.spec.secrets if name in self._environment}
-        for value in env.values():
-            KNOWN.add(value)
-        if isinstance(item.spec, HttpTool) and self._http is not None:
+        env = self._find_secrets(toolset) if toolset.spec.secrets else {}
+        if isinstance(item.spec, HttpTool):
             compiled = self._compiled.get(item.id) or self._compile(toolset, item.id, item.spec)
             return await self._http().run(compiled, call, env, self._hidden[item.id])
         workspace = self._workspaces.path(call.chat)
@@ -115,11 +121,20 @@ class ToolsetSource:
             return Outcome(await self._run(toolset, item, call, files, env))
         before = await anyio.to_thread.run_sync(find_protected, workspace)
         approved = relative(workspace, call.approved_paths, WORKSPACE)
-        mounts = paths_to_mount(before, approved) if await self._shell.can_protect_paths() else ()
+        mounts: tuple[str, ...] = ()
+        if await self._shell.can_protect_paths():  # what a call does in a repository cannot be undone
+            mounts = paths_to_mount(before, approved, repositories=not call.confirmed)
         store = self._workspaces.protection_store(call.chat) / call.id
         async with protect_files(call.target.id, workspace, store, before, mounts, approved):
             files = _WorkspaceRights(workspace, True, attached=True, protected=mounts)
             return Outcome(await self._run(toolset, item, call, files, env))
+
+    def _find_secrets(self, toolset: InstalledToolset) -> dict[str, str]:
+        values = {**os.environ, **self._secrets.values(secrets_owner(toolset.id))}
+        known = {name: values[name] for name in toolset.spec.secrets if name in values}
+        for value in known.values():
+            KNOWN.add(value)
+        return known
 
     def _compile(self, toolset: InstalledToolset, tool_id: str, tool: HttpTool) -> CompiledTool:
         # Imported at the first use: it loads the HTTP client.

@@ -11,7 +11,6 @@ import logging
 import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -28,17 +27,20 @@ from gateway.bundles.tools_file import SUFFIXES, make_toolset, read_tools_file, 
 from gateway.calls import Call, Progress, no_progress
 from gateway.config import HttpSettings, Settings
 from gateway.db import Database
-from gateway.errors import Conflict, GatewayError
+from gateway.errors import Conflict, GatewayError, NotFound
+from gateway.names import did_you_mean
 from gateway.net.policy import NetworkPolicy
 from gateway.render import declare
 from gateway.runtime import WorkerRuntime
 from gateway.sandbox import Limits, Mount, Sandbox
 from gateway.sandbox.detect import choose
 from gateway.sources import Source
+from gateway.sources.stored_secrets import SecretStore
 from gateway.sources.toolsets import ToolsetSource
 from gateway.sources.toolsets.listing import HOME, WORKSPACE
 from gateway.sources.toolsets.shell import ShellRunner
 from gateway.tools import HidesFor
+from gateway.value import Value
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions
 
@@ -53,8 +55,7 @@ DOWNLOAD_SECONDS = 300.0
 _PACKAGE = Path(__file__).parents[2]
 
 
-@dataclass(frozen=True)
-class FetchedBundle:
+class FetchedBundle(Value):
     """A bundle on disk, and where it came from. The edits of a folder are followed, unless it came with the gateway or
     was made of a `tools.yaml`."""
 
@@ -70,9 +71,13 @@ class FetchedBundle:
 
 def find_shipped(toolset_id: str) -> Path | None:
     """Return the folder of a toolset that comes with the gateway."""
-    shipped = _PACKAGE / "shipped"
-    folder = (shipped if shipped.is_dir() else _PACKAGE.parent / "toolsets") / toolset_id
+    folder = _shipped_folder() / toolset_id
     return folder if folder.name == toolset_id and (folder / FILE_NAME).is_file() else None
+
+
+def _shipped_folder() -> Path:
+    shipped = _PACKAGE / "shipped"
+    return shipped if shipped.is_dir() else _PACKAGE.parent / "toolsets"
 
 
 @asynccontextmanager
@@ -87,11 +92,20 @@ async def fetch_bundle(
         if shipped is not None:
             yield FetchedBundle(shipped, "local", str(shipped), is_copy=True)
             return
+        if path.name == FILE_NAME and path.is_file():
+            path = path.parent
         if path.suffix in SUFFIXES and path.is_file():
             with _convert_tools_file(path.read_bytes(), path.name, path.parent) as folder:
                 yield FetchedBundle(folder, "local", str(path), is_copy=True)
             return
-        yield FetchedBundle(path, "local" if path.is_dir() else "zip", str(path))
+        try:
+            yield FetchedBundle(path, "local" if path.is_dir() else "zip", str(path))
+        except NotFound as missing:
+            if missing.code != "BUNDLE_NOT_FOUND" or "/" in source:
+                raise
+            names = sorted(file.parent.name for file in _shipped_folder().glob(f"*/{FILE_NAME}"))
+            hint = did_you_mean(source, names) or f"; toolgate comes with {', '.join(names)}"
+            raise NotFound(f"there is no folder or ZIP file {source!r} here{hint}", code=missing.code) from None
         return
     # Importing the HTTP client takes 0.1 s; folders and files do not need it.
     download = importlib.import_module("gateway.net.download").download
@@ -174,9 +188,6 @@ def _matters(path: Path, folder: Path) -> bool:
     return path.is_relative_to(folder) and not is_skipped(path.relative_to(folder).as_posix())
 
 
-_MEBIBYTE = 1024 * 1024
-
-
 class ToolsetRuntime:
     """The library of toolsets, the runtime of their code, and the source of their tools."""
 
@@ -191,10 +202,11 @@ class ToolsetRuntime:
         call_step: CallStep,
     ) -> None:
         sandbox = self._choose
-        limits = Limits(memory=settings.sandbox.memory_mb * _MEBIBYTE, cpu_seconds=settings.sandbox.cpu_seconds)
+        limits = Limits.from_settings(settings.sandbox, settings.sandbox.cpu_seconds)
         self.runtime = WorkerRuntime(sandbox, settings.data_dir / "runtime", settings.sandbox)
         self.library = ToolsetLibrary(db, settings.data_dir, self.runtime, declare)
         shell = ShellRunner(sandbox, limits, settings.sandbox.timeout)
+        self.secrets = SecretStore(settings.data_dir)
         self._http: HttpRunner | None = None
         self._steps: StepsRunner | None = None
         self._versions = versions
@@ -208,6 +220,7 @@ class ToolsetRuntime:
             builtins=builtins,
             http=self._http_runner,
             steps=self._steps_runner,
+            secrets=self.secrets,
         )
         self._watcher = FolderWatcher(self.library)
         self._settings = settings

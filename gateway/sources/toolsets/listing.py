@@ -49,6 +49,7 @@ def _build_alias(toolset: InstalledToolset, item: InstalledTool, builtin: Tool) 
         prefix=toolset.spec.prefix,
         calls_per_minute=item.spec.calls_per_minute,
         renderer=_build_renderer(item),
+        home=toolset.directory,
         withheld=_reason_withheld(toolset, item, known_builtin=True) or builtin.withheld,
         retry=_build_retry(item.spec, builtin.idempotent or builtin.permission is Permission.READ_ONLY),
     )
@@ -105,9 +106,7 @@ def _build_retry(spec: ToolSpec, is_harmless: bool) -> RetryPolicy | None:
         if not isinstance(spec, HttpTool) or not is_harmless or spec.retries == 0:
             return None
         return RetryPolicy(1 + (2 if spec.retries is None else spec.retries))
-    if not is_harmless and not declared.repeatable:
-        return None
-    return RetryPolicy(declared.attempts, frozenset(declared.codes), declared.first_seconds, declared.longest_seconds)
+    return declared.policy(is_harmless)
 
 
 def _build_input_schema(item: InstalledTool) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.bundles import ShellTool
 from gateway.bundles.field_types import REFERENCE
+from gateway.bundles.tool_kinds import SEARCH_PATH
 from gateway.calls import Call, to_json
 from gateway.errors import Invalid, ToolFailed, Unavailable
 from gateway.sandbox import Limits, Mount, Program, Sandbox
@@ -86,7 +87,6 @@ def _check_argument(text: str, name: str) -> str:
     return text
 
 
-SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 _ERROR_TEXT_LIMIT = 2000  # characters of a failed program's own words
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from gateway.db.upstreams import encode_settings
 from gateway.errors import Invalid
 from gateway.secrets import VARIABLE, VariableNames, variable_name
 from gateway.sources.upstreams.secret_store import mask, missing
+from gateway.value import Value
 from gateway.yamldoc import parse_file
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -45,8 +46,7 @@ _OURS = re.compile(r"toolgate(?:\.exe)?(?:[@=<>~\[].*)?")
 _OUR_PORT = 8420
 
 
-@dataclass(frozen=True)
-class Around:
+class ImportContext(Value):
     """Values that a file may refer to: the home folder, the project's folder and the environment. `read` returns the
     text of an environment file, or None if it cannot be read."""
 
@@ -56,24 +56,23 @@ class Around:
     read: Callable[[Path], str | None] = lambda _: None
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Value):
     """A server to import. `values` are the secrets of its settings, by the variables that replace them; `asks` are the
-    prompts for values that the client would have asked for, by variable."""
+    prompts for values that the client would have asked for, by variable. `given_name` is its name in the client."""
 
     name: str
     settings: Mapping[str, Any]
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     asks: Mapping[str, str] = field(default_factory=dict)
     place: str = ""
+    given_name: str = ""
 
     def missing(self, environment: Mapping[str, str]) -> list[str]:
         """The variables without a value in the file or the environment."""
         return missing(self.settings, {**environment, **self.values})
 
 
-@dataclass(frozen=True)
-class Skipped:
+class Skipped(Value):
     """A server that is not imported, and the reason, which never quotes a value."""
 
     name: str
@@ -85,11 +84,11 @@ class _Group(NamedTuple):
     place: str
     servers: Mapping[str, Any]
     inputs: Mapping[str, Mapping[str, Any]]
-    around: Around
+    around: ImportContext
 
 
 def read(
-    text: str, around: Around, names: VariableNames | None = None, suffix: str = ".json"
+    text: str, around: ImportContext, names: VariableNames | None = None, suffix: str = ".json"
 ) -> list[Candidate | Skipped]:
     """All servers of a file, in order. Refused when it cannot be parsed, or has no servers.
 
@@ -125,7 +124,7 @@ def is_toolgate(settings: Mapping[str, Any]) -> bool:
     return any(_is_our_address(word) for word in (*words, str(settings.get("url") or "")))
 
 
-def _groups(data: Any, around: Around) -> Iterator[_Group]:
+def _groups(data: Any, around: ImportContext) -> Iterator[_Group]:
     if not isinstance(data, Mapping):
         return
     for key in _KEYS:
@@ -140,7 +139,7 @@ def _groups(data: Any, around: Around) -> Iterator[_Group]:
         for folder, project in projects.items():
             servers = project.get("mcpServers") if isinstance(project, Mapping) else None
             if isinstance(servers, Mapping) and servers:
-                within = Around(around.home, Path(folder), around.environment, around.read)
+                within = ImportContext(around.home, Path(folder), around.environment, around.read)
                 yield _Group(folder, servers, {}, within)
     if data and len(_entries(data)) == len(data):  # the content of such an object without its key
         yield _Group("", data, {}, around)
@@ -177,7 +176,7 @@ def _import_server(group: _Group, name: str, entry: Any, names: VariableNames) -
         return Skipped(name, f"{'.'.join(map(str, fault['loc'])) or 'it'}: {fault['msg']}", group.place)
     except Invalid as error:
         return Skipped(name, error.message, group.place)
-    return Candidate(ours, masked, values, converter.asks, group.place)
+    return Candidate(ours, masked, values, converter.asks, group.place, name)
 
 
 def _flat(entry: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -206,7 +205,11 @@ class _EntryConverter:
         command = entry.get("command") or entry.get("cmd")
         if entry.get("headersHelper"):
             raise Invalid("its headers come from a program (headersHelper), which is not run here")
-        if url is None and not isinstance(command, str):
+        if url is not None and command:
+            raise Invalid("it names both a command and a URL; keep one of them")
+        if command and not isinstance(command, str):
+            raise Invalid("its command is not text")
+        if url is None and not command:
             raise Invalid("it names neither a command nor a URL")
         settings = self._http_settings(entry, url) if url is not None else self._stdio_settings(entry, str(command))
         if entry.get("disabled") is True or entry.get("enabled") is False:

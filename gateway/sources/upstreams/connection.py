@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 
 from gateway.errors import GatewayError, Unavailable
-from gateway.mcp_client import McpClient, Unauthorized
+from gateway.mcp_client import ConnectionLost, McpClient, Unauthorized
 from gateway.protocol.jsonrpc import RpcError
 from gateway.tasks import TaskSet, backoff
 
@@ -70,7 +70,6 @@ class UpstreamConnection:
         self._timer: asyncio.TimerHandle | None = None
         self._retiring = TaskSet()
         self._turns = _Turns()
-        self._use = _Use(self)
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -124,9 +123,20 @@ class UpstreamConnection:
             raise self._unavailable()
         return link
 
-    def use(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def use(self) -> Iterator[None]:
         """Keep the connection from closing as idle."""
-        return self._use
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """End what began with one more of `users`."""
+        self.users -= 1
+        if not self.users:
+            self.rest()
 
     def exclusive(self) -> AbstractAsyncContextManager[None]:
         """Use the connection exclusively; raises `ConnectionBusy` while a call waits for user input."""
@@ -154,7 +164,8 @@ class UpstreamConnection:
             link = await self._open()
         except (GatewayError, RpcError) as error:
             code = "UPSTREAM_UNAUTHORIZED" if isinstance(error, Unauthorized) else None
-            self._fail(error.message, next((kept for kept in _KEPT_CODES if kept == error.code), code))
+            kept_code = next((kept for kept in _KEPT_CODES if kept == error.code), code)
+            self._fail(error.message, kept_code, logs=self._logs(error))
             return
         except Exception:  # nobody awaits this task: a bug must not go unnoticed
             log.exception("upstream %s failed unexpectedly", self._name)
@@ -169,14 +180,19 @@ class UpstreamConnection:
         if not self.users:
             self.rest()
 
-    def _fail(self, reason: str, code: str | None = None) -> None:
+    def _logs(self, error: Exception | None) -> str:
+        """Name the command that shows why a program ended: its stderr may be private, and is not quoted here."""
+        ended = isinstance(error, ConnectionLost) and error.exit_code is not None
+        return f"; see: toolgate upstream logs {self._name}" if ended else ""
+
+    def _fail(self, reason: str, code: str | None = None, logs: str = "") -> None:
         self._failures += 1
         self._error, self._code = reason, code or "UPSTREAM_UNAVAILABLE"
         self._not_before = self._loop.time() + backoff(self._failures, FIRST_WAIT, LONGEST_WAIT)
         # Once for each reason: attempts go on, with the same result.
         log.log(
             logging.DEBUG if reason == self._logged else logging.WARNING,
-            *("upstream %s did not start: %s", self._name, reason),
+            *("upstream %s did not start: %s%s", self._name, reason, logs),
         )
         self._logged = reason
 
@@ -187,7 +203,8 @@ class UpstreamConnection:
             return
         lived = self._loop.time() - self._since
         self._error, self._code = link.lost.message, "UPSTREAM_UNAVAILABLE"
-        log.warning("upstream %s was lost after %.1f s: %s", self._name, lived, link.lost.message)
+        logs = self._logs(link.lost)
+        log.warning("upstream %s was lost after %.1f s: %s%s", self._name, lived, link.lost.message, logs)
         self._failures = 0 if lived >= STEADY_SECONDS else self._failures + 1
         if self._failures > 1:  # the first loss is retried at once
             self._not_before = self._loop.time() + backoff(self._failures - 1, FIRST_WAIT, LONGEST_WAIT)
@@ -237,21 +254,6 @@ class UpstreamConnection:
             await link.close()
         if not self.used and self._link is None and not self._closed:
             self._on_idle(self)
-
-
-class _Use:
-    """Counts users. Shared by all calls of a connection, so that a call creates no object."""
-
-    def __init__(self, connection: UpstreamConnection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._connection.users += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.users -= 1
-        if not self._connection.users:
-            self._connection.rest()
 
 
 class _Turns:

@@ -6,13 +6,13 @@ import enum
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from gateway.errors import GatewayError, Invalid
 from gateway.mcp_client import McpClient
 from gateway.protocol.jsonrpc import RpcError
+from gateway.value import Value
 
 # Characters of a name or of a template's URI. MCP recommends 128 for a name; longer ones are offered under a short one.
 NAME_LIMIT = 2048
@@ -48,8 +48,7 @@ class Key(NamedTuple):
 _NAMED_BY = {Kind.TOOL: "name", Kind.PROMPT: "name", Kind.TEMPLATE: "uriTemplate"}
 
 
-@dataclass(frozen=True)
-class Definition:
+class Definition(Value):
     """The pinned part of a definition. `text` is canonical JSON: equal definitions have equal texts."""
 
     key: Key
@@ -65,8 +64,7 @@ class Definition:
         return value
 
 
-@dataclass(frozen=True)
-class Definitions:
+class Definitions(Value):
     """The definitions of a server, and the problems of invalid ones; the first of two with the same name is used."""
 
     found: Mapping[Key, Definition]
@@ -194,16 +192,27 @@ LISTS = {
 }
 
 METHOD_NOT_FOUND = -32601
+# Lists that may change with any definition of a server; whether the tools did, the catalog shows.
+BESIDE_TOOLS = frozenset(LISTS) - {"tools"}
+
 PAGES = 200
 
 
-async def fetch_list(link: McpClient, what: str) -> tuple[Any, ...]:
-    """All pages of a list, if the server has the capability. Not every server with resources has templates."""
+class FetchedList(NamedTuple):
+    """All pages of a list, and for how many seconds the server says that they are current; None if it does not."""
+
+    entries: tuple[Any, ...] = ()
+    fresh_seconds: float | None = None
+
+
+async def fetch_list(link: McpClient, what: str) -> FetchedList:
+    """Fetch a list if the server has the capability. Not every server with resources has templates."""
     if what not in link.capabilities:
-        return ()
+        return FetchedList()
     method, key = LISTS[what]
     found: list[Any] = []
     cursor: str | None = None
+    fresh_seconds: list[float] = []
     for _ in range(PAGES):
         try:
             page = await link.request(method, {"cursor": cursor} if cursor else None)
@@ -213,7 +222,9 @@ async def fetch_list(link: McpClient, what: str) -> tuple[Any, ...]:
             raise
         items = page.get(key)
         found += items if isinstance(items, list) else []
+        if type(milliseconds := page.get("ttlMs")) is int and milliseconds > 0:
+            fresh_seconds.append(milliseconds / 1000)
         cursor = page.get("nextCursor")
         if not isinstance(cursor, str) or len(found) > COUNT_LIMIT:
             break
-    return tuple(found)
+    return FetchedList(tuple(found), min(fresh_seconds, default=None))

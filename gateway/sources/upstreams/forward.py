@@ -11,12 +11,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from gateway.calls import Ask, Call, ClientInfo, Log, frozen, to_json
+from gateway.calls import ANSWER_SECONDS, Ask, Call, ClientInfo, Log, frozen, lazy, to_json
 from gateway.errors import Forbidden, GatewayError, Timeout, ToolFailed, Unavailable
 from gateway.mcp_client import McpClient, Unauthorized
 from gateway.names import new_id
 from gateway.oauth.store import LoginAccount
-from gateway.protocol import UI_EXTENSION
+from gateway.protocol import (
+    CLIENT_CAPABILITIES_META_KEY,
+    CLIENT_INFO_META_KEY,
+    PROTOCOL_VERSION_META_KEY,
+    UI_EXTENSION,
+)
 from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.connection import ConnectionBusy, UpstreamConnection
 from gateway.sources.upstreams.labels import (
@@ -49,7 +54,7 @@ class UpstreamRequest:
     seconds: float | None = None
     trusted: bool = False
 
-    @property
+    @lazy
     def client(self) -> ClientInfo:
         return self.call.client or NOBODY
 
@@ -174,9 +179,6 @@ INVALID_PARAMS = -32602
 # Questions a server may ask before its result.
 ROUNDS = 16
 
-# Time for one answer of the client, during a request with a timeout.
-ANSWER_SECONDS = 600.0
-
 # Time for a person to log in to a server, and between looks whether they have.
 LOGIN_SECONDS = 300.0
 LOGIN_POLL_SECONDS = 0.5
@@ -184,6 +186,7 @@ ELICIT = "elicitation/create"
 UNAUTHORIZED = Unauthorized.default_code
 
 _PRIVATE_META = ("io.modelcontextprotocol/", "dev.toolgate/")
+_ENVELOPE = frozenset({PROTOCOL_VERSION_META_KEY, CLIENT_INFO_META_KEY, CLIENT_CAPABILITIES_META_KEY})
 
 Result = dict[str, Any]
 LoginPage = Callable[[LoginAccount], "PendingLogin"]
@@ -201,33 +204,6 @@ class RequestForwarder:
     async def answer(self, upstream: Upstream, request: UpstreamRequest) -> Result:
         """The server's result; its own error as `UpstreamFault`. Only a modern client gets `input_required`. A person
         whose login is missing is asked to log in."""
-        try:
-            return await self._answer(upstream, request)
-        except Unavailable as error:
-            account = upstream.account_for(request.call.caller.principal) if error.code == UNAUTHORIZED else None
-            if account is None or self.login_page is None or is_resumed(request.client):  # asked once is enough
-                raise
-            page = self.login_page(account)
-            if not can_ask(request.client, ELICIT, {"mode": "url"}):
-                link = f"log in to {upstream.spec.name!r} at {page.url} with your own account, then call again"
-                raise Unauthorized(link, server=upstream.spec.name, login_url=page.url) from None
-        return await self._ask_to_log_in(upstream, request, page)
-
-    async def _ask_to_log_in(self, upstream: Upstream, request: UpstreamRequest, page: PendingLogin) -> Result:
-        async def relay(ask: Ask | None, request: UpstreamRequest) -> Result:
-            assert ask is not None  # noqa: S101 - `can_ask` found one
-            await _wait_for_login(ask, request, page)
-            return await _relay(upstream, ask, request)
-
-        # The response to this request is not the server's: a modern client gets it with another request.
-        client = replace(request.client, reply_to=None)
-        request = request.by(request.call.replace(client=client))
-        try:
-            return await (self._suspended.run(request, relay) if client.modern else relay(client.ask, request))
-        except RpcError as fault:
-            raise label_fault(request.server, fault, request.trusted) from None
-
-    async def _answer(self, upstream: Upstream, request: UpstreamRequest) -> Result:
         client = request.client
         try:
             if is_resumed(client):
@@ -244,7 +220,35 @@ class RequestForwarder:
         except Timeout:
             raise
         except Unavailable as error:
-            raise _with_server(upstream, error) from None
+            page = self._find_login_page(upstream, request, error)
+            if page is None:
+                raise _with_server(upstream, error) from None
+        return await self._ask_to_log_in(upstream, request, page)
+
+    def _find_login_page(self, upstream: Upstream, request: UpstreamRequest, error: Unavailable) -> PendingLogin | None:
+        """Return the page at which the client is asked to log in, if that would help. Raise its address for a client
+        that cannot be asked."""
+        account = upstream.account_for(request.call.caller.principal) if error.code == UNAUTHORIZED else None
+        if account is None or self.login_page is None or is_resumed(request.client):  # asked once is enough
+            return None
+        page = self.login_page(account)
+        if not can_ask(request.client, ELICIT, {"mode": "url"}):
+            link = f"log in to {upstream.spec.name!r} at {page.url} with your own account, then call again"
+            raise Unauthorized(link, server=upstream.spec.name, login_url=page.url) from None
+        return page
+
+    async def _ask_to_log_in(self, upstream: Upstream, request: UpstreamRequest, page: PendingLogin) -> Result:
+        async def relay(ask: Ask | None, request: UpstreamRequest) -> Result:
+            assert ask is not None  # noqa: S101 - `can_ask` found one
+            await _wait_for_login(ask, request, page)
+            return await _relay(upstream, ask, request)
+
+        # The response to this request is not the server's: a modern client gets it with another request.
+        request, client = request.by(request.call.replace(reply_to=None)), request.client
+        try:
+            return await (self._suspended.run(request, relay) if client.modern else relay(client.ask, request))
+        except RpcError as fault:
+            raise label_fault(request.server, fault, request.trusted) from None
 
     async def close(self) -> None:
         """Cancel calls that wait for answers."""
@@ -277,21 +281,25 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) 
     call, client = request.call, request.client
     while True:
         connection = upstream.connection_for(call)
-        with connection.use():
+        connection.users += 1
+        try:
             link = connection.client or await connection.connect()
             if not upstream.verified:
                 await upstream.verify()
-            if call.tool is not None:
+            if call.tool is not None and upstream.current.get(call.tool.id) is not call.tool:
                 upstream.refuse_changed(call.tool)
             if link.modern:
-                answer = await _send(link, request, None, unwrap_state(client.answers, request.trusted))
+                answers = unwrap_state(client.answers, request.trusted) if client.answers else None
+                answer = await _send(link, request, None, answers)
                 if answer.get("resultType") == "input_required":
                     answer = await _answer_rounds(link, request, answer)
                 return _require_known(request, answer)
             asker = ask and _asker(upstream, connection, link, partial(ask_client, client, ask))
             try:
-                # A handshake-era question does not name its call: one call at a time may be asked.
-                async with connection.exclusive() if upstream.asks else nullcontext():
+                if upstream.asks:  # a handshake-era question does not name its call: one call at a time may be asked
+                    async with connection.exclusive():
+                        answer = await _send(link, request, asker)
+                else:
                     answer = await _send(link, request, asker)
                 if answer.get("resultType") == "input_required":
                     raise ToolFailed(
@@ -302,15 +310,27 @@ async def _relay(upstream: Upstream, ask: Ask | None, request: UpstreamRequest) 
                 continue
             finally:
                 upstream.asks = upstream.asks or link.asks_mid_call
+        finally:
+            connection.release()
 
 
 def _require_known(request: UpstreamRequest, answer: Result) -> Result:
-    """The result, if it is one that clients of the gateway understand. A task would look like an empty result."""
+    """The result, if it is one that clients of the gateway understand. A task would look like an empty result. Some
+    servers leave `content` out beside structured content or an error."""
     kind = answer.get("resultType")
-    if kind is None and "task" in answer and "content" not in answer:  # a task of 2025-11-25
-        kind = "task"
-    if kind is None or kind == "complete" or kind == "input_required":
+    is_result = isinstance(answer.get("content"), list) or request.method != "tools/call"
+    is_result = is_result or answer.get("structuredContent") is not None or bool(answer.get("isError"))
+    if kind == "input_required" or (is_result and kind in (None, "complete")):
         return answer
+    if kind is None and "task" in answer:  # a task of 2025-11-25
+        kind = "task"
+    if kind in (None, "complete"):
+        fields = ", ".join(map(repr, sorted(answer.keys() - {"_meta", "resultType"}))) or "no field"
+        raise ToolFailed(
+            f"{request.about} answered with no result of a tool: neither 'content' nor 'structuredContent', "
+            f"but {fields:.200}",
+            code="UPSTREAM_ERROR",
+        )
     raise ToolFailed(
         f"{request.about} answered with a result of the type {kind!r:.60}, which the gateway does not forward",
         code="UPSTREAM_ERROR",
@@ -386,18 +406,21 @@ def _send_request(
     log_meta: Mapping[str, Any] | None = None,
 ) -> Awaitable[Result]:
     client, call = request.client, request.call
-    meta = {key: value for key, value in client.meta.items() if not key.startswith(_PRIVATE_META)}
-    if call.trace is not None:
-        meta["traceparent"] = call.trace
+    meta = log_meta
+    if call.trace is not None or not client.meta.keys() <= _ENVELOPE:  # most requests have nothing else
+        meta = {key: value for key, value in client.meta.items() if not key.startswith(_PRIVATE_META)}
+        if call.trace is not None:
+            meta["traceparent"] = call.trace
+        meta |= log_meta or {}
     return link.request(
         request.method,
         {**request.params, **answers} if answers else request.params,
         on_request=ask,
         on_progress=call.progress if call.wants_progress else None,
         on_log=log_forwarder(client, request.server) if client.log is not None else None,
-        meta={**meta, **log_meta} if log_meta else meta,
-        capabilities=server_capabilities(client) if link.modern else None,
-        reply_to=client.reply_to,
+        meta=meta,
+        capabilities=server_capabilities(client) if link.modern and client.capabilities else {},
+        reply_to=call.reply_to,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import ToolFailed, UpstreamFault
@@ -13,6 +12,7 @@ from gateway.protocol.jsonrpc import RpcError
 from gateway.secrets import is_secret
 from gateway.sources.upstreams.poisoning.characters import skeleton, spell_out
 from gateway.sources.upstreams.poisoning.finding import excerpt
+from gateway.value import Value
 
 SERVER_META = "dev.toolgate/server"
 STATE_PREFIX = "toolgate-"  # every `requestState` of the gateway itself begins so
@@ -96,8 +96,7 @@ def refuse_question(server: str, reason: str, text: str = "") -> ToolFailed:
     return ToolFailed(f"a question of the MCP server {server!r} was refused: {reason}", code="QUESTION_REFUSED")
 
 
-@dataclass(frozen=True)
-class _Asker:
+class _Asker(Value):
     """A server that asks, and whether it may ask as a Toolgate does."""
 
     name: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
@@ -13,9 +15,9 @@ from gateway import names
 from gateway.access import AccessPolicy
 from gateway.calls import Call, Caller, ClientInfo
 from gateway.errors import GatewayError, NotFound, RateLimited, Timeout
-from gateway.protocol import UI_MIME_TYPE, UI_SCHEME
+from gateway.protocol import UI_SCHEME
 from gateway.protocol.jsonrpc import RpcError
-from gateway.render.view_names import adapt_view
+from gateway.render.renderers import wrap_view
 from gateway.sources.upstreams.forward import UpstreamRequest
 from gateway.sources.upstreams.labels import label_fault
 from gateway.sources.upstreams.registry import UpstreamSource
@@ -129,22 +131,28 @@ class UpstreamPassthrough:
         contents = result.get("contents")
         if isinstance(contents, list):
             result["contents"] = [
-                {**self._adapt_view(each, upstream, caller), "uri": public_uri(_prefix(upstream), each["uri"])}
+                {**self._wrap_view(each, own, upstream, caller), "uri": public_uri(_prefix(upstream), each["uri"])}
                 if isinstance(each, dict) and isinstance(each.get("uri"), str)
                 else each
                 for each in contents
             ]
         return result
 
-    def _adapt_view(self, content: dict[str, Any], upstream: Upstream, caller: Caller) -> dict[str, Any]:
-        """A view of MCP Apps with the script that lets it use its server's own names; anything else unchanged."""
-        if content.get("mimeType") != UI_MIME_TYPE or not isinstance(content.get("text"), str):
+    def _wrap_view(self, content: dict[str, Any], own: str, upstream: Upstream, caller: Caller) -> dict[str, Any]:
+        """A view of MCP Apps inside a page of ours, which lets it reach its own server alone; else unchanged.
+        Hosts read the type more or less strictly, so whatever may pass for a view is taken for one."""
+        kind = str(content.get("mimeType") or "html").lower()
+        has_scheme = own.lower().startswith(UI_SCHEME) or content["uri"].lower().startswith(UI_SCHEME)
+        if "mcp-app" not in kind and not (has_scheme and "html" in kind):
             return content
+        text, blob = content.get("text"), content.get("blob")
+        if not isinstance(text, str) and isinstance(blob, str):
+            with suppress(ValueError):
+                text = base64.b64decode(blob, validate=True).decode()
         prefix, renamed = _prefix(upstream), self._public_names(upstream.spec.name, caller.access)
-        if not prefix and all(own == name for own, name in renamed.items()):
-            return content
         roots = [public_uri(prefix, ""), public_uri(prefix, UI_SCHEME)] if prefix else []
-        return {**content, "text": adapt_view(content["text"], renamed, roots)}
+        page = wrap_view(text if isinstance(text, str) else "", upstream.spec.name, renamed, roots)
+        return {**{key: value for key, value in content.items() if key != "blob"}, "text": page}
 
     async def follow(self, uri: str, listener: Callable[[], None], caller: Caller, chat: str) -> Callable[[], None]:
         """Call `listener` when the resource changes, until the returned function is called."""

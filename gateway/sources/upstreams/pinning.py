@@ -6,7 +6,7 @@ import asyncio
 import enum
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from gateway.db.pins import Pin, Pins, PinTexts, Sighting
@@ -14,6 +14,7 @@ from gateway.errors import Conflict
 from gateway.sources.upstreams.definitions import COUNT_LIMIT, Definition, Key, Kind
 from gateway.sources.upstreams.poisoning import Finding, Severity, find_suspicions, worst
 from gateway.text import visible
+from gateway.value import Value
 from gateway.workspace.diff import hunks
 
 PINS_LIMIT = 2 * COUNT_LIMIT
@@ -22,8 +23,7 @@ BYTES_LIMIT = 16 * 1024 * 1024
 _ATTEMPTS = 10  # each retry means that another process or a person decided at the same moment
 
 
-@dataclass(frozen=True)
-class PinPolicy:
+class PinPolicy(Value):
     """The decision on definitions that are new. `trust_first` accepts them, unless a finding is at least as severe as
     `hold_at`; None holds none. A changed definition is always held."""
 
@@ -39,8 +39,7 @@ class PinStatus(str, enum.Enum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(Value):
     """The status of one definition; `reason` says why it is not offered, and what to do.
 
     A changed definition is withheld, not offered in its accepted form: the accepted description may no longer be true,
@@ -57,8 +56,7 @@ class Decision:
         return self.status is PinStatus.OFFERED
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Value):
     """The decisions on all definitions a server lists. `gone` are pinned definitions that it no longer lists; they
     stay pinned."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway import __version__
@@ -18,8 +20,9 @@ from gateway.errors import GatewayError, InputRequired, NotFound, ToolFailed
 from gateway.mcp_client import ClientIdentity
 from gateway.oauth.store import Logins
 from gateway.protocol import UI_EXTENSION, UI_MIME_TYPE
+from gateway.sources.stored_secrets import SecretStore
+from gateway.sources.upstreams.definitions import BESIDE_TOOLS
 from gateway.sources.upstreams.forward import RequestForwarder, UpstreamRequest
-from gateway.sources.upstreams.secret_store import SecretStore
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 from gateway.sources.upstreams.tools import Override
 from gateway.sources.upstreams.upstream import Upstream
@@ -87,7 +90,7 @@ def _text(blocks: Sequence[Any]) -> str:
 
 log = logging.getLogger(__name__)
 
-FACE = ClientIdentity(
+CLIENT_IDENTITY = ClientIdentity(
     "toolgate",
     __version__,
     # Our clients' capabilities differ; a question that one cannot answer is refused when it is asked.
@@ -102,13 +105,14 @@ _SAME_FIELDS = ("command", "cwd", "url", "enabled", "requires_confirmation", "pr
 
 
 class UpstreamRegistry:
-    """The upstreams of one gateway. `changed` is called whenever the catalog may have to be rebuilt."""
+    """The upstreams of one gateway. `changed` is called whenever the catalog may have to be rebuilt, with the lists
+    whose change clients are notified of."""
 
     def __init__(
         self,
         db: Database,
         settings: Settings,
-        changed: Callable[[], None],
+        changed: Callable[[Collection[str]], None],
         toolsets: Callable[[], Awaitable[Sequence[InstalledToolset]]],
     ) -> None:
         self.source = UpstreamSource()
@@ -121,6 +125,7 @@ class UpstreamRegistry:
         self._toolsets = toolsets
         self._pinned = 0
         self._restarts: dict[str, int] | None = None
+        self._syncing = asyncio.Lock()
         self._tasks = TaskSet()
 
     @property
@@ -128,25 +133,38 @@ class UpstreamRegistry:
         return dict(self.source.upstreams)
 
     async def sync(self) -> None:
-        """Apply the current configuration: add new upstreams with their last listing, replace changed ones."""
-        specs = {spec.name: spec for spec in await self.specs()}
-        restarted = await self._find_restarted()
-        before = self.source.upstreams
-        kept = {name: each for name, each in before.items() if specs.get(name) == each.spec and name not in restarted}
-        fresh = {name: self._upstream(spec) for name, spec in specs.items() if name not in kept}
-        self.source.upstreams = {name: kept.get(name) or fresh[name] for name in specs}
-        # Not awaited, since closing may take long, unless the same server is started next.
-        closing = {name: self._tasks.start(each.close()) for name, each in before.items() if name not in kept}
-        if len(kept) < len(before):
-            self._changed()
-        for each in fresh.values():
-            await self._guard(each, each.load_cached())
-        for name in restarted:
-            if name in closing:
-                log.info("upstream %s is being restarted", name)
-                await asyncio.wait([closing[name]])
-        if await self.pins.revision() != self._pinned:
-            await self.apply_pins()
+        """Apply the current configuration: add new upstreams with their last listing, replace changed ones. One whose
+        tools alone are offered differently stays connected."""
+        async with self._syncing:
+            specs = {spec.name: spec for spec in await self.specs()}
+            restarted = await self._find_restarted()
+            before = self.source.upstreams
+            kept = {
+                name: each
+                for name, each in before.items()
+                if name not in restarted and name in specs and each.spec.connects_like(specs[name])
+            }
+            fresh = {name: self._upstream(spec) for name, spec in specs.items() if name not in kept}
+            # Listed before they replace others: no tool is missing meanwhile.
+            for name, each in fresh.items():
+                await self._guard(each, each.load_cached())
+                if name in restarted:
+                    each.expect_change()
+            self.source.upstreams = {name: kept.get(name) or fresh[name] for name in specs}
+            # Not awaited, since closing may take long, unless the same server is started next.
+            closing = {name: self._tasks.start(each.close()) for name, each in before.items() if name not in kept}
+            if closing or fresh:
+                self._changed(BESIDE_TOOLS)
+            for name, each in kept.items():
+                if each.spec != specs[name]:
+                    each.spec = specs[name]
+                    await self._guard(each, each.apply_pins())
+            for name in restarted:
+                if name in closing:
+                    log.info("upstream %s is being restarted", name)
+                    await asyncio.wait([closing[name]])
+            if await self.pins.revision() != self._pinned:
+                await self.apply_pins()
 
     async def _find_restarted(self) -> Collection[str]:
         """The servers that somebody restarted since the last time."""
@@ -164,13 +182,27 @@ class UpstreamRegistry:
         """The names of servers that are not from a toolset."""
         return frozenset(name for name, each in self.source.upstreams.items() if each.spec.terms.home is None)
 
-    async def discover(self, patience: float, names: Collection[str] | None = None) -> None:
-        """Connect to servers that are not lazy or were never listed, optionally only those with these names. Waits at
-        most `patience` seconds; later listings are announced by `changed`."""
+    def owners_of(self, tool: str) -> list[str]:
+        """The servers that a tool with this public name may belong to."""
+        return [name for name, each in self.source.upstreams.items() if tool.startswith(prefix_of(each.spec))]
+
+    async def discover(
+        self,
+        patience: float,
+        names: Collection[str] | None = None,
+        report: Callable[[Collection[str]], None] = lambda _: None,
+    ) -> list[str]:
+        """Connect to servers that are not lazy or have to be listed, optionally only those with these names. Waits at
+        most `patience` seconds, and returns the servers that did not answer by then; `report` is told which are waited
+        for. Later listings are announced by `changed`."""
         asked = [each for name, each in self.source.upstreams.items() if names is None or name in names]
         looking = self._discover(asked)
-        if looking and patience:
-            await asyncio.wait(looking.values(), timeout=patience)
+        end = time.monotonic() + patience
+        while looking and (left := end - time.monotonic()) > 0:
+            report(looking)
+            done, _ = await asyncio.wait(looking.values(), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            looking = {name: task for name, task in looking.items() if task not in done}
+        return list(looking)
 
     async def start(self) -> tuple[list[asyncio.Task[None]], list[asyncio.Task[None]]]:
         """Connect to the same servers; return tasks to wait for, of servers that were never listed: those that no start
@@ -185,7 +217,7 @@ class UpstreamRegistry:
         return [looking[name] for name in first], [looking[name] for name in again]
 
     def _discover(self, upstreams: Iterable[Upstream]) -> dict[str, asyncio.Task[None]]:
-        wanted = [each for each in upstreams if not each.known or not each.spec.settings.lazy]
+        wanted = [each for each in upstreams if each.needs_listing or not each.spec.settings.lazy]
         return {each.spec.name: self._tasks.start(each.discover()) for each in wanted}
 
     async def close(self) -> None:
@@ -198,7 +230,8 @@ class UpstreamRegistry:
         settings' is used, then the one added by hand, even if it is disabled."""
         found: dict[str, Spec] = {}
         _, rows = await self.store.load()
-        for spec in [*self._of_settings(), *_of_rows(rows), *_of_toolsets(await self._toolsets())]:
+        added = _of_rows(rows, self._settings.data_dir)
+        for spec in [*self._of_settings(), *added, *_of_toolsets(await self._toolsets())]:
             if spec.name in found:
                 log.warning("the upstream %r of %s is ignored: another server has that name", spec.name, spec.origin)
             else:
@@ -214,7 +247,7 @@ class UpstreamRegistry:
 
     def _of_settings(self) -> Iterator[Spec]:
         for name, settings in self._settings.upstreams.items():
-            yield Spec.of(name, settings, SETTINGS)
+            yield Spec.configured(name, settings, SETTINGS, self._settings.data_dir)
 
     def _upstream(self, spec: Spec) -> Upstream:
         def other_tools() -> set[str]:
@@ -224,17 +257,17 @@ class UpstreamRegistry:
         # Secrets of a server added by hand are not for a toolset's server of the same name.
         environment = self.secrets.environment(spec.name) if spec.origin == ADDED else os.environ
         options = (other_tools, environment, self.logins, self._settings)
-        return Upstream(spec, self.store, self.pins, FACE, self._changed, *options)
+        return Upstream(spec, self.store, self.pins, CLIENT_IDENTITY, self._changed, *options)
 
 
-def _of_rows(rows: Sequence[UpstreamRow]) -> Iterator[Spec]:
+def _of_rows(rows: Sequence[UpstreamRow], data_dir: Path) -> Iterator[Spec]:
     for row in rows:
         try:
             settings = UpstreamSettings.model_validate({**row.settings, "enabled": row.enabled})
         except ValueError as error:
             log.warning("the upstream %r added by hand cannot be read: %s", row.name, error)
             continue
-        yield Spec.of(row.name, settings, ADDED)
+        yield Spec.configured(row.name, settings, ADDED, data_dir)
 
 
 def _of_toolsets(toolsets: Sequence[InstalledToolset]) -> Iterator[Spec]:

@@ -6,26 +6,58 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from gateway.config import ServerSandboxSettings, Settings, UpstreamSettings, resolve_variables
 from gateway.mcp_client import Confinement, Endpoint, HttpEndpoint, StdioEndpoint
 from gateway.sources.upstreams.pinning import PinPolicy
 from gateway.sources.upstreams.tools import Override, Terms
+from gateway.value import Value
 
 # Origins of servers that the operator configured. Servers of any other origin run in the sandbox by default.
 SETTINGS, ADDED = "the settings", "added by hand"
+# How a server's tools are offered; the connection to it does not depend on these.
+_OFFER_SETTINGS = ("overrides", "tools", "category", "permission", "requires_confirmation")
 
 
-@dataclass(frozen=True)
-class Spec:
-    """One server. `origin` says where it was configured; `${VAR}`s are resolved when connecting, never before."""
+def bundle_folder(data_dir: Path, digest: str) -> Path:
+    """The folder of an unpacked `.mcpb` file."""
+    return data_dir / "mcpb" / digest[:32]
+
+
+class Spec(Value):
+    """One server. `origin` says where it was configured; `${VAR}`s are resolved when connecting, never before.
+    `folder` is that of an unpacked `.mcpb` file, which its program may read."""
 
     name: str
     settings: UpstreamSettings
     origin: str
     terms: Terms
+    folder: Path | None = None
+    unplaced: UpstreamSettings | None = None
+
+    @classmethod
+    def configured(cls, name: str, settings: UpstreamSettings, origin: str, data_dir: Path) -> Spec:
+        """A server of the operator. One of an `.mcpb` file runs from the unpacked folder."""
+        spec = cls.of(name, settings, origin)
+        if settings.bundle is None:
+            return spec
+        folder = bundle_folder(data_dir, settings.bundle)
+        places = {"${__dirname}": str(folder), "${__home}": str(spec.home(data_dir))}
+
+        def place(text: str) -> str:
+            for reference, path in places.items():
+                text = text.replace(reference, path)
+            return text
+
+        placed = {
+            "command": place(settings.command or ""),
+            "args": list(map(place, settings.args)),
+            "env": {variable: place(value) for variable, value in settings.env.items()},
+            "cwd": place(settings.cwd) if settings.cwd is not None else None,
+        }
+        return replace(spec, settings=settings.model_copy(update=placed), folder=folder, unplaced=settings)
 
     @classmethod
     def of(
@@ -52,6 +84,20 @@ class Spec:
             home=home,
         )
         return cls(name, settings, origin, terms)
+
+    def connects_like(self, other: Spec) -> bool:
+        """Return whether a connection made for this configuration serves the other one: they differ at most in how the
+        server's tools are offered."""
+        return self == other or self._as_connected() == other._as_connected()
+
+    def _as_connected(self) -> Spec:
+        settings = self.settings.model_copy(update=dict.fromkeys(_OFFER_SETTINGS))
+        return replace(self, settings=settings, terms=Terms(self.name, home=self.terms.home), unplaced=None)
+
+    @property
+    def stored(self) -> UpstreamSettings:
+        """The settings as they were written, with `${__dirname}`."""
+        return self.unplaced or self.settings
 
     @property
     def policy(self) -> PinPolicy:
@@ -87,7 +133,7 @@ class Spec:
             paths=tuple(resolve_variables(path, environment) for path in sandbox.paths),
             network=tuple(sandbox.network),
             allow_private=settings.http.allow_private,
-            toolset=self.terms.home,
+            toolset=self.terms.home or self.folder,
         )
 
     def endpoint(self, environment: Mapping[str, str] = os.environ) -> Endpoint:
@@ -111,5 +157,6 @@ class Spec:
         )
 
     def _directory(self, cwd: str | None) -> str | None:
-        """The working directory of a program; a toolset's is relative to the toolset's folder."""
-        return cwd if self.terms.home is None else str(self.terms.home / (cwd or ""))
+        """The working directory of a program; that of a toolset or bundle is relative to its folder."""
+        folder = self.terms.home or self.folder
+        return cwd if folder is None else str(folder / (cwd or ""))

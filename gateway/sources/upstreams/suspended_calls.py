@@ -11,11 +11,12 @@ import itertools
 import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.calls import Ask, Call, ClientInfo
 from gateway.errors import Invalid, Unavailable
+from gateway.value import Value
 
 SUSPENDED_SECONDS = 600.0
 SUSPENDED_LIMIT = 1000
@@ -52,8 +53,7 @@ Request = TypeVar("Request", bound=SuspendableRequest)
 Start = Callable[[Ask, Request], Coroutine[Any, Any, Result]]
 
 
-@dataclass(frozen=True)
-class _PendingQuestion:
+class _PendingQuestion(Value):
     method: str
     params: Mapping[str, Any]
     answer: asyncio.Future[Result]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from gateway.render import declare
 from gateway.sources.upstreams.definitions import Kind, define, name_of
 from gateway.sources.upstreams.pinning import Verdict
 from gateway.tools import Permission, Renderer, Tool
+from gateway.value import Value
 
 if TYPE_CHECKING:  # a process without toolsets imports none of it
     from gateway.bundles import ToolOverride
@@ -43,8 +44,7 @@ _FIELD_TYPES: Mapping[str, type] = {
 }
 
 
-@dataclass(frozen=True)
-class Override:
+class Override(Value):
     """The operator's changes to one tool; None keeps the server's value. `name` is the title it is shown under."""
 
     name: str | None = None
@@ -67,8 +67,7 @@ class Override:
         )
 
 
-@dataclass(frozen=True)
-class Terms:
+class Terms(Value):
     """The operator's terms for a server's tools.
 
     `permission` is the level its tools need. Without it, the annotations of a `trusted` server decide, and tools of any
@@ -90,17 +89,11 @@ class Terms:
     home: Path | None = None
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(Value):
     """The tools, including withheld ones, and the problems an operator should fix."""
 
     tools: tuple[Tool, ...] = ()
     problems: tuple[GatewayError, ...] = ()
-
-    @property
-    def wires(self) -> dict[str, Mapping[str, Any]]:
-        """Each tool's definition on the wire, by tool id."""
-        return {tool.id: tool.wire for tool in self.tools if tool.wire is not None}
 
 
 def list_tools(terms: Terms, raw: Iterable[Any], verdict: Verdict) -> Listing:
@@ -191,7 +184,7 @@ def _make_tool(terms: Terms, name: str, raw: Mapping[str, Any]) -> Tool:
         # A server's reassurances are not believed, its warnings are: a person is asked unless the operator decides.
         requires_confirmation=hints.get("destructiveHint") is True if confirmation is None else confirmation,
         destructive=bool(hints.get("destructiveHint", not read_only)),  # true by default in MCP
-        idempotent=bool(hints.get("idempotentHint", False)),
+        idempotent=bool(hints.get("idempotentHint", read_only)),
         open_world=bool(hints.get("openWorldHint", True)),
         renderer=_renderer(override),
         wire=wire,
@@ -301,7 +294,8 @@ def _find_mistakes(terms: Terms, tools: Iterable[str]) -> Iterator[GatewayError]
                 message = (
                     f"{terms.server}: tools.{key} {pattern!r} matches none of its tools{did_you_mean(pattern, names)}"
                 )
-                yield Invalid(message, code="NO_SUCH_TOOL")
+                place = ("mcpServers", terms.server, "tools", key)
+                yield Invalid(message, code="NO_SUCH_TOOL", place=place)
     for name, override in terms.overrides.items():
         try:
             if override.renderer is not None:

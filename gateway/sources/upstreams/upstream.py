@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -31,7 +31,15 @@ from gateway.oauth.store import LoginAccount, Logins
 from gateway.protocol import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS, supports_apps
 from gateway.protocol.jsonrpc import RpcError
 from gateway.sources.upstreams.connection import UpstreamConnection
-from gateway.sources.upstreams.definitions import LISTS, METHOD_NOT_FOUND, Kind, define, define_all, fetch_list
+from gateway.sources.upstreams.definitions import (
+    BESIDE_TOOLS,
+    LISTS,
+    METHOD_NOT_FOUND,
+    Kind,
+    define,
+    define_all,
+    fetch_list,
+)
 from gateway.sources.upstreams.pinning import Decision, PinStatus, Verdict, apply_pins
 from gateway.sources.upstreams.secret_store import UpstreamCredentials
 from gateway.sources.upstreams.spec import Spec
@@ -40,6 +48,7 @@ from gateway.sources.upstreams.tools import list_tools
 from gateway.sources.upstreams.uris import has_page, prefix_of, public_meta
 from gateway.tasks import TaskSet
 from gateway.tools import Tool
+from gateway.value import Value
 
 LIST_SECONDS = 30.0
 START_SECONDS = 60.0
@@ -49,16 +58,20 @@ VERIFY_SECONDS = 15.0
 IDLE_SECONDS = 600.0
 # Pause after listing: changes come in bursts.
 SETTLE_SECONDS = 0.05
+# The same where the server announced a change and lists what it listed before: some announce one each time.
+UNCHANGED_SECONDS = 1.0
 
 # Pause before lists are requested again after a failure, or a stream of changes is opened again.
 AGAIN_SECONDS = 15.0
+
+# Least time for which a list is not asked for again, whatever its server says.
+FRESH_SECONDS = 300.0
 
 # Connections to one server, or processes of it, at once.
 CONNECTIONS_LIMIT = 64
 
 _UPDATED = "notifications/resources/updated"
-_RESOURCES_CHANGED = "notifications/resources/list_changed"
-_CHANGED = frozenset(f"notifications/{what}/list_changed" for what in LISTS)
+_CHANGED = {f"notifications/{what}/list_changed": what for what in LISTS}
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +90,7 @@ class ConnectionKey(NamedTuple):
     number: int = 0
 
 
-@dataclass(frozen=True)
-class ServerListing:
+class ServerListing(Value):
     """The definitions of a server, as received."""
 
     tools: tuple[Any, ...] = ()
@@ -103,8 +115,8 @@ class Upstream:
         spec: Spec,
         store: Upstreams,
         pins: Pins,
-        face: ClientIdentity,
-        changed: Callable[[], None],
+        identity: ClientIdentity,
+        changed: Callable[[Collection[str]], None],
         others: Callable[[], Collection[str]] = tuple,
         environment: Mapping[str, str] = os.environ,
         logins: Logins | None = None,
@@ -112,7 +124,7 @@ class Upstream:
     ) -> None:
         self.spec = spec
         self.tools: tuple[Tool, ...] = ()
-        self._current: dict[str, Tool] = {}
+        self.current: dict[str, Tool] = {}
         self.prompts: tuple[dict[str, Any], ...] = ()
         self.templates: tuple[dict[str, Any], ...] = ()
         self.instructions: str | None = None
@@ -121,7 +133,7 @@ class Upstream:
         self.last_error: str | None = None
         self._store = store
         self._pins = pins
-        self._face = face
+        self._identity = identity
         self._changed = changed
         self._others = others
         self._access = UpstreamCredentials(spec, environment, logins, settings)
@@ -140,7 +152,7 @@ class Upstream:
         self._attempted = asyncio.Event()
         self._listed = asyncio.Event()
         self._keeps_connected = False
-        self._relist = False
+        self._restarted = False
         self._closed = False
 
     @property
@@ -158,6 +170,16 @@ class Upstream:
     def known(self) -> bool:
         """True if its definitions were ever listed, by any process."""
         return self._listing is not None
+
+    @property
+    def needs_listing(self) -> bool:
+        """True if its definitions were never listed, or not since somebody restarted it."""
+        return self._listing is None or (self._restarted and not self._listed.is_set())
+
+    def expect_change(self) -> None:
+        """Find its era and definitions anew: somebody restarted it, maybe to run another version."""
+        self._restarted = True
+        self._set_era(None)
 
     @property
     def era(self) -> str | None:
@@ -185,14 +207,14 @@ class Upstream:
 
     def refuse_changed(self, tool: Tool) -> None:
         """Refuse a tool that changed since the catalog was made."""
-        now = self._current.get(tool.id)
+        now = self.current.get(tool.id)
         if now is not tool and (now is None or now.withheld is not None):
             reason = "the server no longer lists it" if now is None else now.withheld
             raise Forbidden(f"{tool.id} has changed: {reason}", code="TOOL_DISABLED")
 
     async def load_cached(self) -> None:
         """Offer the definitions of its last listing, by any process."""
-        kept = await self._store.recall(self.spec.name)
+        kept = await self._store.load_listing(self.spec.name)
         self._set_era(kept.era)
         self.last_error = kept.error
         if kept.tools is not None:
@@ -222,16 +244,16 @@ class Upstream:
         """The connection of this call; `sharing` says who shares one. A connection that waits for user input is
         passed over for another."""
         sharing = self.spec.settings.sharing
-        key = ConnectionKey(
-            "" if sharing == "all" else call.caller.principal,
-            call.chat if sharing == "chat" else "",
-            *self._face_for(call.client),
-        )
-        if key[:2] == self._main[:2]:
-            if key != self._main:
-                self._move_main(key)
+        handshake, ui = self._face_for(call.client)
+        principal, chat = "" if sharing == "all" else call.caller.principal, call.chat if sharing == "chat" else ""
+        # Each call makes one: in this way without a function of Python.
+        key = tuple.__new__(ConnectionKey, (principal, chat, handshake, ui, 0))
+        if key == self._main:
+            self._main_called = True
+        elif key[:2] == self._main[:2]:
+            self._move_main(key)
             self._main_called = self._main_called or key == self._main
-        connection = self._connection(key)
+        connection = self._connections.get(key) or self._connection(key)
         while connection.awaiting_input:
             key = key._replace(number=key.number + 1)
             connection = self._connection(key)
@@ -324,9 +346,9 @@ class Upstream:
         self._connections = {key: each for key, each in self._connections.items() if each is not connection}
 
     async def _keep_connected(self) -> None:
-        """Connect until the definitions are known, and stay connected unless the server is lazy."""
+        """Connect until the definitions are listed, and stay connected unless the server is lazy."""
         try:
-            while not (self.known and self.spec.settings.lazy):
+            while self.needs_listing or not self.spec.settings.lazy:
                 connection = self._connection(self._main)  # another one after `_move_main`
                 try:
                     link = await connection.connect()
@@ -341,10 +363,10 @@ class Upstream:
 
     async def _open(self, key: ConnectionKey) -> McpClient:
         try:
-            face = self._face if key.ui else _without_extensions(self._face)
+            identity = self._identity if key.ui else _without_extensions(self._identity)
             is_mirroring = key.handshake and self._mirrors
             endpoint = self._access.endpoint(key.principal or LOCAL)
-            link = await (self._open_mirroring if is_mirroring else self._open_newest)(endpoint, face)
+            link = await (self._open_mirroring if is_mirroring else self._open_newest)(endpoint, identity)
         except (GatewayError, RpcError) as error:
             # The login that another person lacks is no failure of the server.
             if key[:2] == self._main[:2] or not isinstance(error, Unauthorized):
@@ -353,18 +375,20 @@ class Upstream:
         link.shared = self.spec.settings.sharing == "all"
         return link
 
-    async def _open_newest(self, endpoint: Endpoint, face: ClientIdentity) -> McpClient:
-        link = await open_newest(self.spec, endpoint, face, self._era)
+    async def _open_newest(self, endpoint: Endpoint, identity: ClientIdentity) -> McpClient:
+        link = await open_newest(self.spec, endpoint, identity, self._era)
         self._set_era(link.protocol_version)
         return link
 
-    async def _open_mirroring(self, endpoint: Endpoint, face: ClientIdentity) -> McpClient:
+    async def _open_mirroring(self, endpoint: Endpoint, identity: ClientIdentity) -> McpClient:
         """Open a connection in the handshake era of a client. A server that turns out to be modern only is spoken to
         in the modern era by everybody from then on."""
         try:
-            link = await open_client(endpoint, identity=face, timeout=START_SECONDS, version=LATEST_HANDSHAKE_VERSION)
+            link = await open_client(
+                endpoint, identity=identity, timeout=START_SECONDS, version=LATEST_HANDSHAKE_VERSION
+            )
         except (RpcError, InvalidResponse, ConnectionLost):
-            link = await self._open_newest(endpoint, face)
+            link = await self._open_newest(endpoint, identity)
         if link.modern:
             self._modern_only, self._mirrors = True, False
         return link
@@ -378,16 +402,17 @@ class Upstream:
     def _follow_changes(self, link: McpClient) -> asyncio.Event:
         """List definitions whenever the returned event is set, or the server says that they have changed."""
         stale = self._stale[link] = asyncio.Event()
+        announced: set[str] = set()
 
         def on_notification(method: str, params: Mapping[str, Any]) -> None:
-            if method in _CHANGED:
+            if (what := _CHANGED.get(method)) is not None:
+                announced.add(what)
                 stale.set()
-                self._relist = self._relist or method == _RESOURCES_CHANGED
             elif method == _UPDATED:
                 self.subscriptions.notify(params.get("uri"))
 
         link.on_notification = on_notification
-        self._tasks.start(self._list_while_stale(link, stale))
+        self._tasks.start(self._list_while_stale(link, stale, announced))
         if link.modern and _announces(link):
             self._tasks.start(self._listen(link, stale))
         return stale
@@ -408,32 +433,44 @@ class Upstream:
                 log.debug("upstream %s refused to announce changes: %s", self.spec.name, error)
             await _sleep(link, AGAIN_SECONDS)
 
-    async def _list_while_stale(self, link: McpClient, stale: asyncio.Event) -> None:
-        """List all definitions: at first, and once for any number of changes announced meanwhile."""
+    async def _list_while_stale(self, link: McpClient, stale: asyncio.Event, announced: set[str]) -> None:
+        """List all definitions: at first, once for any number of changes announced meanwhile, and when a list is older
+        than its server says. What is announced is passed on, also where the definitions are the same as before:
+        resources are not listed here, and a list can change and change back."""
+        fresh_seconds: float | None = None
         while link.lost is None:
-            await _wait_for(link, stale)
+            await _wait_for(link, stale, fresh_seconds and max(fresh_seconds, FRESH_SECONDS))
             stale.clear()
+            offered, pause = self.current, SETTLE_SECONDS
             try:
-                await self._list_definitions(link)
+                fresh_seconds = await self._list_definitions(link)
             except (GatewayError, RpcError) as error:
                 if link.lost is None:
                     log.warning("upstream %s did not list its definitions: %s", self.spec.name, error)
                     await _sleep(link, AGAIN_SECONDS)
                     stale.set()
+            else:
+                if announced:
+                    pause = UNCHANGED_SECONDS if self.current is offered else SETTLE_SECONDS
+                    self._changed(tuple(announced))
+                    announced.clear()
             self._attempted.set()
-            await _sleep(link, SETTLE_SECONDS)
+            await _sleep(link, pause)
 
-    async def _list_definitions(self, link: McpClient) -> None:
+    async def _list_definitions(self, link: McpClient) -> float | None:
+        """List and apply the definitions. Return the seconds after which to list them again: those that a server says
+        which does not announce changes."""
         try:
             async with asyncio.timeout(LIST_SECONDS):
-                tools, prompts, templates = [await fetch_list(link, what) for what in LISTS]
+                lists = [await fetch_list(link, what) for what in LISTS]
         except TimeoutError:
             raise Timeout(f"listing its definitions took longer than {LIST_SECONDS:g} s") from None
+        tools, prompts, templates = [fetched.entries for fetched in lists]
         for connection in self._connections.values():
             if (other := connection.client) is not None and other.transport.isolates_requests:
                 other.record_headers(tools)
         received = ServerListing(tools, prompts, templates, link.instructions)
-        await self._store.remember(
+        await self._store.save_listing(
             self.spec.name,
             era=self._era,
             tools=received.tools,
@@ -443,6 +480,10 @@ class Upstream:
         )
         await self._apply(received)
         self._listed.set()
+        # Asking a process again would keep it from ending when it is idle.
+        if not link.modern or _announces(link) or not link.transport.isolates_requests:
+            return None
+        return min((fetched.fresh_seconds for fetched in lists if fetched.fresh_seconds is not None), default=None)
 
     async def _apply(self, fresh: ServerListing | None) -> None:
         """Offer the accepted definitions of `fresh`, or of the last listing; one at a time, so that the newest wins."""
@@ -470,23 +511,21 @@ class Upstream:
             instructions = received.instructions if verdict.is_offered(Kind.INSTRUCTIONS, "instructions") else None
             tools = tuple(_with_pages(self.spec, tool) for tool in listing.tools)
             offered = (tools, prompts, templates, instructions)
-            # Resources are not stored: each client that lists them asks the server.
-            relist, self._relist = self._relist, False
-            if relist or offered != (self.tools, self.prompts, self.templates, self.instructions):
+            if offered != (self.tools, self.prompts, self.templates, self.instructions):
                 self.tools, self.prompts, self.templates, self.instructions = offered
-                self._current = {tool.id: tool for tool in tools}
-                self._changed()
+                self.current = {tool.id: tool for tool in tools}
+                self._changed(BESIDE_TOOLS)
 
 
 async def open_newest(
-    spec: Spec, endpoint: Endpoint, face: ClientIdentity, known: str | None, step: Step = ignore_step
+    spec: Spec, endpoint: Endpoint, identity: ClientIdentity, known: str | None, step: Step = ignore_step
 ) -> McpClient:
     """Open a connection in the newest era of a server, or in that of its settings. `known` is its version of the last
     time."""
     protocol = spec.settings.protocol
     version = {"modern": LATEST_MODERN_VERSION, "handshake": LATEST_HANDSHAKE_VERSION}.get(protocol, known)
     try:
-        link = await open_client(endpoint, identity=face, timeout=START_SECONDS, version=version, step=step)
+        link = await open_client(endpoint, identity=identity, timeout=START_SECONDS, version=version, step=step)
     except RpcError as error:
         if protocol == "auto":
             raise
@@ -520,20 +559,22 @@ def _is_offered(verdict: Verdict, kind: Kind, raw: Any) -> bool:
     return decision is not None and decision.offered and decision.definition.text == definition.text
 
 
-def _without_extensions(face: ClientIdentity) -> ClientIdentity:
-    return replace(face, capabilities={key: each for key, each in face.capabilities.items() if key != "extensions"})
+def _without_extensions(identity: ClientIdentity) -> ClientIdentity:
+    return replace(
+        identity, capabilities={key: each for key, each in identity.capabilities.items() if key != "extensions"}
+    )
 
 
 def _announces(link: McpClient) -> bool:
     return any((link.capabilities.get(what) or {}).get("listChanged") for what in LISTS)
 
 
-async def _wait_for(link: McpClient, event: asyncio.Event) -> None:
-    """Wait for the event or the end of the client."""
+async def _wait_for(link: McpClient, event: asyncio.Event, seconds: float | None) -> None:
+    """Wait for the event, the end of the client, or some seconds."""
     waiting = asyncio.ensure_future(event.wait())
     ending = asyncio.ensure_future(link.wait_closed())
     try:
-        await asyncio.wait([waiting, ending], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([waiting, ending], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
         ending.cancel()

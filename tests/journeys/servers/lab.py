@@ -199,9 +199,12 @@ async def call(request: Request) -> dict[str, Any]:
         case "grow":
             what = arguments.get("what", "tools")
             grown = {"tools": tools, "prompts": prompts, "resources": resources}[what]
-            grown.append(f"extra{len(grown)}")
+            new = f"extra{len(grown)}"
+            grown.append(new)
+            if arguments.get("back"):
+                grown.remove(new)
             await changed(f"{what}/list_changed", f"{what}ListChanged")
-            return text(grown[-1])
+            return text(new)
         case "touch":
             await changed("resources/updated", "resourceSubscriptions", uri=arguments["uri"])
             return text("touched")

@@ -83,10 +83,10 @@ def running(marker: str) -> list[int]:
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():
             try:
-                told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+                memory = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
             except OSError:
                 continue
-            if marker.encode() in told and any(name in told for name in (b"lab.py", b"tiny.py", b"asking.py")):
+            if marker.encode() in memory and any(name in memory for name in (b"lab.py", b"tiny.py", b"asking.py")):
                 found.append(int(process.name))
     return found
 

@@ -1,4 +1,4 @@
-"""A desk in each sandbox; the inner loop keeps to the one most machines use."""
+"""A client of the development tools in each sandbox; the inner loop keeps to the one most machines use."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from .desks import Desk
-from .desks import desk as open_desk
+from .tool_client import ToolClient, open_client
 
 
 @pytest.fixture(params=["bwrap", pytest.param("landlock", marks=pytest.mark.slow)])
-async def desk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Desk]:
-    async with open_desk(tmp_path, request.param) as opened:
+async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ToolClient]:
+    async with open_client(tmp_path, request.param) as opened:
         yield opened

@@ -15,7 +15,7 @@ from gateway.approval.question import Answer, Question
 from gateway.calls import Call, Consent, Outcome
 from gateway.errors import Conflict, GatewayError
 
-from .desks import Desk, desk, opened
+from .tool_client import ToolClient, open_client, opened
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C5")]
 
@@ -27,29 +27,29 @@ touch f && git add f && git commit -qm x && git config remote.origin.url {AGREED
 
 
 @pytest.fixture
-async def online(tmp_path: Path) -> AsyncIterator[Desk]:
-    async with desk(tmp_path, sandbox={"network": True}) as at:
+async def online(tmp_path: Path) -> AsyncIterator[ToolClient]:
+    async with open_client(tmp_path, sandbox={"network": True}) as at:
         at.git("init", "-q", "-b", "main")
         point(at, AGREED)
         yield at
 
 
-def point(at: Desk, url: str) -> None:
+def point(at: ToolClient, url: str) -> None:
     at.git("config", "remote.origin.url", url)
 
 
-def push(at: Desk, reason: str) -> Call:
+def push(at: ToolClient, reason: str) -> Call:
     consent = Consent("one", "subject", "arguments", "question", reason, "someone", "terminal")
     return Call(name="git_push", tool=at.tools["git_push"], arguments={}, chat="demo", confirmed=True, consent=consent)
 
 
-async def refused(at: Desk, call: Call) -> GatewayError:
+async def refused(at: ToolClient, call: Call) -> GatewayError:
     with pytest.raises(GatewayError) as refusal:
         await at.source.call_tool(call)
     return refusal.value
 
 
-async def test_what_changes_after_the_question_is_not_done(online: Desk) -> None:
+async def test_what_changes_after_the_question_is_not_done(online: ToolClient) -> None:
     reason = f"git_push sends branch 'main' to {AGREED}"
     rule: Any = online.tools["git_push"].requires_confirmation
     assert await rule(push(online, reason)) == reason
@@ -59,14 +59,14 @@ async def test_what_changes_after_the_question_is_not_done(online: Desk) -> None
     assert f"git_push sends branch 'main' to {OTHER}" in error.message
 
 
-async def test_what_is_as_it_was_is_done(online: Desk) -> None:
+async def test_what_is_as_it_was_is_done(online: ToolClient) -> None:
     rule: Any = online.tools["git_push"].requires_confirmation
     call = push(online, f"git_push sends branch 'main' to {AGREED}")
     await rule(call)
     assert (await refused(online, call)).code == "GIT_FAILED"  # there is no such host
 
 
-async def test_a_consent_to_a_rules_own_words_is_one_to_wherever_it_goes(online: Desk) -> None:
+async def test_a_consent_to_a_rules_own_words_is_one_to_wherever_it_goes(online: ToolClient) -> None:
     assert (await refused(online, push(online, "the operator wants to know (rule 1)"))).code == "GIT_FAILED"
 
 
@@ -132,7 +132,7 @@ async def test_an_operator_can_have_nobody_asked(tmp_path: Path) -> None:
 async def test_an_interpreter_begins_once_nobody_has_to_agree(
     tmp_path: Path, chat: str, language: str, begun: int
 ) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         tool = at.tools["run_code"]
         rule: Any = tool.requires_confirmation
         call = Call(name="run_code", tool=tool, arguments={"language": language, "code": "print(1)"}, chat=chat)
@@ -143,17 +143,17 @@ async def test_an_interpreter_begins_once_nobody_has_to_agree(
         outcome = await at.source.call_tool(call if begun else replace(call, confirmed=True))
         assert outcome.value["stdout"] == "1\n" if language == "python" else not outcome.value["stdout"], outcome
         assert all(task.result().process.pid for task in coming)
-        assert spares.waiting == 0, "what had begun was used"
+        assert {task.result() for task in coming}.isdisjoint(spares._ready.values()), "what had begun was used"
 
 
 async def test_nobody_asks_about_formatting_which_works_on_a_copy(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         assert await at.reason("format_code") is None
 
 
 @pytest.mark.parametrize("name", ["run_code", "run_command", "python"])
 async def test_a_program_leaves_nothing_for_a_persons_own_git_to_run(tmp_path: Path, name: str) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         at.git("init", "-q")
         before = (at.folder / ".git/config").read_text()
         code = "echo x > .git/hooks/post-checkout; git config core.fsmonitor evil; mv .git aside; touch worked"

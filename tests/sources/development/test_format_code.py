@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from .desks import Desk, desk
 from .environments import with_pytest, with_ruff
+from .tool_client import ToolClient, open_client
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C4")]
 
 UGLY, FINE = "x = {  'a':1 }\n", 'x = {"a": 1}\n'
 
 
-async def test_a_check_tells_what_would_change_and_changes_nothing(desk: Desk) -> None:
-    with_ruff(desk.folder)
-    (desk.folder / "pkg").mkdir()
-    (desk.folder / "pkg/ugly.py").write_text(UGLY)
-    (desk.folder / "fine.py").write_text(FINE)
-    (desk.folder / "other.go").write_text("package x\n")
-    outcome = await desk.call("format_code", check=True)
+async def test_a_check_tells_what_would_change_and_changes_nothing(client: ToolClient) -> None:
+    with_ruff(client.folder)
+    (client.folder / "pkg").mkdir()
+    (client.folder / "pkg/ugly.py").write_text(UGLY)
+    (client.folder / "fine.py").write_text(FINE)
+    (client.folder / "other.go").write_text("package x\n")
+    outcome = await client.call("format_code", check=True)
     assert outcome.value == {
         "changed": [{"path": "pkg/ugly.py", "formatter": "ruff"}],
         "unchanged": 1,
@@ -31,12 +31,12 @@ async def test_a_check_tells_what_would_change_and_changes_nothing(desk: Desk) -
         "withoutFormatter": [".go"],
         "truncated": False,
     }
-    assert (desk.folder / "pkg/ugly.py").read_text() == UGLY
-    value = await desk.value("format_code")
+    assert (client.folder / "pkg/ugly.py").read_text() == UGLY
+    value = await client.value("format_code")
     assert [each["path"] for each in value["changed"]] == ["pkg/ugly.py"]
-    assert (desk.folder / "pkg/ugly.py").read_text() == FINE
-    assert sorted(path.name for path in desk.folder.iterdir()) == [".venv", "fine.py", "other.go", "pkg"]
-    assert (await desk.value("format_code"))["changed"] == []
+    assert (client.folder / "pkg/ugly.py").read_text() == FINE
+    assert sorted(path.name for path in client.folder.iterdir()) == [".venv", "fine.py", "other.go", "pkg"]
+    assert (await client.value("format_code"))["changed"] == []
 
 
 FAKE_BLACK = """#!/gone/with/the/host/bin/python
@@ -46,26 +46,26 @@ for name in sys.argv[2:]:
 """
 
 
-async def test_a_script_of_the_workspaces_environment_runs_whatever_python_it_names(desk: Desk) -> None:
-    with_pytest(desk.folder)  # an environment; black is not here, so a script stands for it
-    (desk.folder / ".venv/bin/black").write_text(FAKE_BLACK)
-    (desk.folder / ".venv/bin/black").chmod(0o755)
-    (desk.folder / "a.py").write_text(UGLY)
-    value = await desk.value("format_code", paths=["a.py"])
+async def test_a_script_of_the_workspaces_environment_runs_whatever_python_it_names(client: ToolClient) -> None:
+    with_pytest(client.folder)  # an environment; black is not here, so a script stands for it
+    (client.folder / ".venv/bin/black").write_text(FAKE_BLACK)
+    (client.folder / ".venv/bin/black").chmod(0o755)
+    (client.folder / "a.py").write_text(UGLY)
+    value = await client.value("format_code", paths=["a.py"])
     assert (value["changed"], value["problems"]) == ([{"path": "a.py", "formatter": "black"}], [])
-    assert (desk.folder / "a.py").read_text() == "fine\n"
+    assert (client.folder / "a.py").read_text() == "fine\n"
 
 
-async def test_the_projects_own_style_counts(desk: Desk) -> None:
-    with_ruff(desk.folder)
-    (desk.folder / "pyproject.toml").write_text("[tool.ruff.format]\nquote-style = 'single'\n")
-    (desk.folder / "a.py").write_text(UGLY)
-    await desk.value("format_code", paths=["a.py"])
-    assert (desk.folder / "a.py").read_text() == "x = {'a': 1}\n"
+async def test_the_projects_own_style_counts(client: ToolClient) -> None:
+    with_ruff(client.folder)
+    (client.folder / "pyproject.toml").write_text("[tool.ruff.format]\nquote-style = 'single'\n")
+    (client.folder / "a.py").write_text(UGLY)
+    await client.value("format_code", paths=["a.py"])
+    assert (client.folder / "a.py").read_text() == "x = {'a': 1}\n"
 
 
 async def test_a_file_with_a_mistake_is_told_and_the_others_are_formatted(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         with_ruff(at.folder)
         (at.folder / "pkg").mkdir()
         for name in ("bad.py", "pkg/bad.py"):
@@ -110,7 +110,7 @@ SAID = {
 @pytest.mark.parametrize("formatter", SAID)
 async def test_every_formatters_words_go_to_the_file_they_are_about(tmp_path: Path, formatter: str) -> None:
     said, reasons = SAID[formatter]
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         one_that_says(at, said, 1)
         (at.folder / "sub").mkdir()
         for name in ("b 1.js", "sub/b.js", "b.js"):
@@ -124,7 +124,7 @@ async def test_every_formatters_words_go_to_the_file_they_are_about(tmp_path: Pa
 
 
 async def test_a_formatter_that_cannot_begin_leaves_no_file_as_it_should_be(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         one_that_says(at, "its settings are broken\nin line 1", 2)
         (at.folder / "a.js").write_text("x\n")
         value = await at.value("format_code")
@@ -133,7 +133,7 @@ async def test_a_formatter_that_cannot_begin_leaves_no_file_as_it_should_be(tmp_
         assert value["unchanged"] == 0
 
 
-def one_that_says(at: Desk, said: str, code: int) -> None:
+def one_that_says(at: ToolClient, said: str, code: int) -> None:
     program = at.folder / "node_modules/.bin/prettier"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\ncat >&2 <<END\n{said}\nEND\nexit {code}\n")
@@ -143,7 +143,7 @@ def one_that_says(at: Desk, said: str, code: int) -> None:
 async def test_a_formatter_that_is_a_trap_reaches_nothing(tmp_path: Path) -> None:
     """One of the workspace's own making: it gets a copy, and what it leaves there is not followed."""
     (tmp_path / "secret").write_text("hidden")
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         trap = at.folder / ".venv/bin/ruff"
         trap.parent.mkdir(parents=True)
         trap.write_text(
@@ -163,7 +163,7 @@ async def test_a_formatter_that_is_a_trap_reaches_nothing(tmp_path: Path) -> Non
 
 
 async def test_without_a_formatter_it_says_what_to_install(tmp_path: Path) -> None:
-    async with desk(tmp_path, sandbox={"network": True}) as at:
+    async with open_client(tmp_path, sandbox={"network": True}) as at:
         (at.folder / "a.py").write_text(UGLY)
         (at.folder / "a.go").write_text("package x\n")
         error = await at.refusal("format_code", paths=["a.py"])
@@ -177,12 +177,29 @@ async def test_without_a_formatter_it_says_what_to_install(tmp_path: Path) -> No
         assert (await at.refusal("format_code", paths=["../x.py"])).code == "INVALID_PATH"
 
 
-WRITER = {"profiles": {"writer": {"permission": "read-write"}}, "profile": "writer", "sandbox": {"network": True}}
+WRITER: dict[str, Any] = {
+    "profiles": {"writer": {"permission": "read-write"}},
+    "profile": "writer",
+    "sandbox": {"network": True},
+}
+
+
+async def test_without_the_level_execute_no_formatter_of_the_workspace_is_run(tmp_path: Path) -> None:
+    async with open_client(tmp_path, **WRITER) as at:
+        with_pytest(at.folder)
+        (at.folder / ".venv/bin/black").write_text(FAKE_BLACK)
+        one_that_says(at, "", 0)
+        (at.folder / ".venv/bin/black").chmod(0o755)
+        for name in ("a.py", "a.js"):
+            (at.folder / name).write_text(UGLY)
+            error = await at.refusal("format_code", paths=[name])
+            assert (error.code, "the level execute" in error.message) == ("NO_FORMATTER", True)
+            assert (at.folder / name).read_text() == UGLY
 
 
 @pytest.mark.parametrize("settings", [{}, WRITER], ids=["no network", "a profile that may not install"])
 async def test_what_is_not_offered_is_not_advised(tmp_path: Path, settings: dict[str, Any]) -> None:
-    async with desk(tmp_path, **settings) as at:
+    async with open_client(tmp_path, **settings) as at:
         (at.folder / "a.py").write_text(UGLY)
         error = await at.refusal("format_code", paths=["a.py"])
         assert (error.code, "install_package" in error.message) == ("NO_FORMATTER", False)

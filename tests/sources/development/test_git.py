@@ -9,14 +9,14 @@ import pytest
 
 from gateway.sources.builtin.code.git import parse_changes, parse_status
 
-from .desks import Desk, desk, opened
+from .tool_client import ToolClient, open_client, opened
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C4")]
 
 AUTHOR = {"name": "Ada", "email": "ada@example.org"}
 
 
-async def commit(at: Desk, message: str = "a commit", **files: str) -> Any:
+async def commit(at: ToolClient, message: str = "a commit", **files: str) -> Any:
     for name, content in files.items():
         (at.folder / name.replace("_", ".")).write_text(content)
     await at.value("git_add", paths=["."])
@@ -24,12 +24,12 @@ async def commit(at: Desk, message: str = "a commit", **files: str) -> Any:
 
 
 @pytest.fixture
-async def repository(desk: Desk) -> Desk:
-    await desk.bash("git init --quiet --initial-branch main .")
-    return desk
+async def repository(client: ToolClient) -> ToolClient:
+    await client.bash("git init --quiet --initial-branch main .")
+    return client
 
 
-async def test_a_repository_from_its_first_file_to_its_history(repository: Desk) -> None:
+async def test_a_repository_from_its_first_file_to_its_history(repository: ToolClient) -> None:
     empty = {"branch": "main", "clean": True, "files": [], "truncated": False}
     assert await repository.value("git_status") == empty
     assert await repository.value("git_log") == {"commits": [], "more": False}
@@ -58,7 +58,7 @@ async def test_a_repository_from_its_first_file_to_its_history(repository: Desk)
     assert (await repository.value("git_status"))["clean"]
 
 
-async def test_renames_and_odd_names_are_told_as_they_are(repository: Desk) -> None:
+async def test_renames_and_odd_names_are_told_as_they_are(repository: ToolClient) -> None:
     await commit(repository, a_txt="same\n" * 20)
     await repository.bash("git mv a.txt 'new name ü.txt'; printf x > $'tab\\there'; printf y > $'bad\\xff'")
     listed = (await repository.value("git_status"))["files"]
@@ -70,7 +70,7 @@ async def test_renames_and_odd_names_are_told_as_they_are(repository: Desk) -> N
     ]
 
 
-async def test_branches_are_made_left_merged_renamed_and_deleted(repository: Desk) -> None:
+async def test_branches_are_made_left_merged_renamed_and_deleted(repository: ToolClient) -> None:
     await commit(repository, a_txt="1\n")
     made = await repository.value("git_branch", create="topic/x")
     assert [(each["name"], each["current"]) for each in made["branches"]] == [("main", True), ("topic/x", False)]
@@ -91,7 +91,7 @@ async def test_branches_are_made_left_merged_renamed_and_deleted(repository: Des
     assert "branch" not in detached
 
 
-async def test_going_elsewhere_loses_no_changes_and_files_come_back_when_asked_for(repository: Desk) -> None:
+async def test_going_elsewhere_loses_no_changes_and_files_come_back_when_asked_for(repository: ToolClient) -> None:
     await commit(repository, a_txt="1\n")
     await repository.value("git_branch", create="other")
     await commit(repository, a_txt="2\n")
@@ -104,7 +104,7 @@ async def test_going_elsewhere_loses_no_changes_and_files_come_back_when_asked_f
     assert (repository.folder / "a.txt").read_text() == "1\n"
 
 
-async def test_changes_are_put_away_and_brought_back(repository: Desk) -> None:
+async def test_changes_are_put_away_and_brought_back(repository: ToolClient) -> None:
     await commit(repository, a_txt="1\n")
     (repository.folder / "a.txt").write_text("changed\n")
     (repository.folder / "new.txt").write_text("new\n")
@@ -120,7 +120,7 @@ async def test_changes_are_put_away_and_brought_back(repository: Desk) -> None:
     assert await repository.reason("git_stash", action="pop") is None
 
 
-async def test_a_conflict_is_told(repository: Desk) -> None:
+async def test_a_conflict_is_told(repository: ToolClient) -> None:
     await commit(repository, a_txt="1\n")
     await repository.value("git_branch", create="other")
     await commit(repository, a_txt="2\n")
@@ -131,7 +131,7 @@ async def test_a_conflict_is_told(repository: Desk) -> None:
     assert file == {"path": "a.txt", "staged": "conflict", "unstaged": "conflict"}
 
 
-async def test_staging_is_undone_and_a_commit_replaced(repository: Desk) -> None:
+async def test_staging_is_undone_and_a_commit_replaced(repository: ToolClient) -> None:
     first = await commit(repository, a_txt="1\n")
     (repository.folder / "b.txt").write_text("2\n")
     await repository.value("git_add", paths=["b.txt"])
@@ -142,7 +142,7 @@ async def test_staging_is_undone_and_a_commit_replaced(repository: Desk) -> None
     assert [each["hash"] for each in (await repository.value("git_log"))["commits"]] != [first["hash"]]
 
 
-async def test_somebody_must_say_whose_commit_it_is(repository: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_somebody_must_say_whose_commit_it_is(repository: ToolClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GIT_AUTHOR_NAME", raising=False)
     monkeypatch.delenv("GIT_AUTHOR_EMAIL", raising=False)
     (repository.folder / "a.txt").write_text("1\n")
@@ -162,7 +162,7 @@ async def test_somebody_must_say_whose_commit_it_is(repository: Desk, monkeypatc
 
 
 async def test_what_is_no_repository_or_no_revision_is_refused(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         assert (await at.refusal("git_status")).code == "NOT_A_REPOSITORY"
         assert (await at.refusal("git_status", repository="nowhere")).code == "FILE_NOT_FOUND"
         await at.bash("git init -q -b main .")
@@ -179,7 +179,7 @@ async def test_what_is_no_repository_or_no_revision_is_refused(tmp_path: Path) -
         assert sorted(path.name for path in at.folder.iterdir()) == [".git", "a.txt"]
 
 
-async def test_looking_writes_nothing(repository: Desk) -> None:
+async def test_looking_writes_nothing(repository: ToolClient) -> None:
     await commit(repository, a_txt="1\n")
     (repository.folder / "a.txt").touch()  # which makes git want to renew its index
     before = {path: path.stat().st_mtime_ns for path in repository.folder.rglob("*")}
@@ -189,7 +189,7 @@ async def test_looking_writes_nothing(repository: Desk) -> None:
 
 
 async def test_a_long_diff_is_cut_and_paths_narrow_it(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         await at.bash("git init -q -b main .")
         await commit(at, a_txt="1\n", b_txt="1\n")
         (at.folder / "a.txt").write_text("long line\n" * 60_000)
@@ -258,9 +258,31 @@ async def test_a_diff_is_refused_when_a_file_to_leave_out_changes_while_it_is_ma
     def hides(path: str, agreed: frozenset[str] = frozenset()) -> str | None:
         return next(looks) if path == "a.env" else None
 
-    async with desk(tmp_path, hides=lambda _: hides) as here:
+    async with open_client(tmp_path, hides=lambda _: hides) as here:
         here.git("init", "-q")
         (here.folder / "a.env").write_text("TOKEN")
         here.git("add", ".")
         refused = await here.refusal("git_diff", staged=True)
         assert refused.code == "CHANGED_MEANWHILE" and "TOKEN" not in str(refused)
+
+
+async def test_files_that_a_rule_hides_are_not_staged_or_committed(tmp_path: Path) -> None:
+    def hides(path: str, agreed: frozenset[str] = frozenset()) -> str | None:
+        return "a rule" if path.endswith(".env") else None
+
+    async with open_client(tmp_path, hides=lambda _: hides) as here:
+        here.git("init", "-q")
+        (here.folder / "old.env").write_text("old")
+        here.git("add", ".")
+        here.git("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "commit", "-qm", "Begin")
+        (here.folder / "in").mkdir()
+        for name in ("a.txt", "a.env", "in/b.env", "old.env"):
+            (here.folder / name).write_text("TOKEN")
+        staged = await here.value("git_add", paths=["."])
+        assert [file["path"] for file in staged["staged"]] == ["a.txt"]
+        assert staged["filesLeftOut"] == 3
+        author = {"name": "Ada", "email": "ada@example.org"}
+        refused = await here.refusal("git_commit", message="All", all=True, author=author)
+        assert refused.code == "DENIED_BY_RULE" and "old.env" in str(refused)
+        commit = await here.value("git_commit", message="One", author=author)
+        assert [file["path"] for file in commit["files"]] == ["a.txt"]

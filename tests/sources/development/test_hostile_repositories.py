@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .desks import Desk, desk
+from .tool_client import ToolClient, open_client
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C4")]
 
@@ -182,7 +182,7 @@ async def test_no_program_of_a_repository_is_run(
     plant.mark.unlink()
     plant.git("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=", "reset", "--quiet", check=False)
     plant.mark.unlink(missing_ok=True)
-    async with desk(tmp_path, "unconfined") as at:
+    async with open_client(tmp_path, "unconfined") as at:
         for name, arguments in calls:
             plant.write("a.txt", f"{name}\n")
             await at.value(name, **arguments)
@@ -202,7 +202,7 @@ async def test_a_merge_driver_is_not_run_and_the_merge_is_made_all_the_same(plan
     assert plant.mark.exists(), "the plant works"
     plant.mark.unlink()
     plant.git("checkout", "--quiet", "--", ".")
-    async with desk(tmp_path, "unconfined") as at:
+    async with open_client(tmp_path, "unconfined") as at:
         await at.value("git_stash", action="pop")
         assert (at.folder / "a.txt").read_text() == "stashed\n" + "1\n" * 7 + "committed\n"
         assert not plant.mark.exists()
@@ -223,17 +223,29 @@ async def test_the_settings_of_a_submodule_are_not_asked(plant: Plant, tmp_path:
     plant.git("status")
     assert plant.mark.exists(), "the plant works"
     plant.mark.unlink()
-    async with desk(tmp_path, "unconfined") as at:
+    async with open_client(tmp_path, "unconfined") as at:
         for name, arguments in (STATUS, DIFF, LOG, SHOW, ADD, COMMIT, STASH):
             inner.write("a.txt", f"{name}\n")
             await at.call(name, **arguments)
             assert not plant.mark.exists(), name
 
 
+async def test_settings_that_a_branch_brings_are_overridden_after_a_checkout(plant: Plant, tmp_path: Path) -> None:
+    plant.git("branch", "other")
+    plant.write(".git/more", f'[filter "x"]\n\tclean = {plant.program}\n')
+    plant.write(".git/info/attributes", "* filter=x\n")
+    plant.set("includeIf.onbranch:other.path", "more")
+    async with open_client(tmp_path, "unconfined") as at:
+        await at.value("git_checkout", revision="other")
+        assert not plant.mark.exists()
+    plant.git("status")
+    assert plant.mark.exists(), "the plant works"
+
+
 async def test_an_alias_or_a_pager_changes_nothing(plant: Plant, tmp_path: Path) -> None:
     for key in ("alias.status", "alias.log", "core.pager", "pager.log", "pager.status", "interactive.diffFilter"):
         plant.set(key, f"!{plant.program}" if key.startswith("alias") else None)
-    async with desk(tmp_path, "unconfined") as at:
+    async with open_client(tmp_path, "unconfined") as at:
         assert (await at.value("git_status"))["files"] == [{"path": "a.txt", "unstaged": "modified"}]
         assert len((await at.value("git_log"))["commits"]) == 1
         assert not plant.mark.exists()
@@ -257,7 +269,7 @@ async def test_settings_that_change_the_output_do_not_confuse_us(plant: Plant, t
     }.items():
         plant.set(key, value)
     plant.write("ü.txt", "new\n")
-    async with desk(tmp_path, "unconfined") as at:
+    async with open_client(tmp_path, "unconfined") as at:
         found = await at.value("git_status")
         assert [each["path"] for each in found["files"]] == ["a.txt", "ü.txt"]
         assert "--- a/a.txt\n+++ b/a.txt\n" in (await at.value("git_diff"))["diff"]
@@ -267,7 +279,7 @@ async def test_settings_that_change_the_output_do_not_confuse_us(plant: Plant, t
 
 async def test_filters_that_were_not_run_are_told(plant: Plant, tmp_path: Path) -> None:
     filters(plant)
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         assert (await at.value("git_add", paths=["."]))["filtersNotRun"] == ["x"]
 
 
@@ -276,23 +288,23 @@ async def test_a_work_tree_elsewhere_leads_nowhere(plant: Plant, tmp_path: Path)
     (tmp_path / "outside" / "secret.txt").write_text("hidden\n")
     plant.set("core.worktree", str(tmp_path / "outside"))
     plant.git("add", "--all", "--dry-run")
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         outcome = await at.call("git_add", paths=["."])
         assert "secret" not in str(outcome.to_dict())
     linked = tmp_path / "ws" / "sub"
     linked.mkdir()
     (linked / ".git").write_text(f"gitdir: {tmp_path / 'outside' / '.git'}\n")
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         assert not (await at.call("git_status", repository="sub")).ok
 
 
 @pytest.fixture
 async def online(tmp_path: Path, plant: Plant) -> Any:
-    async with desk(tmp_path, sandbox={"network": True}) as at:
+    async with open_client(tmp_path, sandbox={"network": True}) as at:
         yield at
 
 
-async def test_a_push_names_where_it_goes_and_goes_nowhere_else(online: Desk, plant: Plant) -> None:
+async def test_a_push_names_where_it_goes_and_goes_nowhere_else(online: ToolClient, plant: Plant) -> None:
     assert (await online.refusal("git_push")).code == "UNKNOWN_REMOTE"
     plant.git("remote", "add", "origin", "https://user:secret@example.org/x.git")
     reason = await online.reason("git_push", force=True)

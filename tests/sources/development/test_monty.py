@@ -26,7 +26,7 @@ from gateway.sources.builtin.code.tools import CodeTools
 from gateway.sources.builtin.source import BUILTINS, BuiltinSource
 from gateway.workspace import Workspaces
 
-from .desks import ON, Desk, settings
+from .tool_client import ON, ToolClient, settings
 
 pytestmark = [
     pytest.mark.anyio,
@@ -41,27 +41,27 @@ async def refused() -> Sandbox:
     raise Unavailable(LACK, code="SANDBOX_UNAVAILABLE")
 
 
-async def opened(place: Path, **more: Any) -> Desk:
+async def opened(place: Path, **more: Any) -> ToolClient:
     folder = place / "ws"
     folder.mkdir(exist_ok=True)
     tools = CodeTools(Workspaces(place / "data", {"demo": folder}), settings(place, **more), refused)
     source = BuiltinSource([tools])
-    return Desk(tools, source, folder, {tool.id: tool for tool in await source.list_tools()})
+    return ToolClient(tools, source, folder, {tool.id: tool for tool in await source.list_tools()})
 
 
 @pytest.fixture
-async def bare(tmp_path: Path) -> AsyncIterator[Desk]:
-    """A desk on a machine where no sandbox works."""
-    desk = await opened(tmp_path)
-    yield desk
-    await desk.source.close()
+async def bare(tmp_path: Path) -> AsyncIterator[ToolClient]:
+    """A client on a machine where no sandbox works."""
+    client = await opened(tmp_path)
+    yield client
+    await client.source.close()
 
 
-async def python(desk: Desk, code: str, **more: Any) -> Any:
-    return await desk.value("run_code", language="python", code=code, **more)
+async def python(client: ToolClient, code: str, **more: Any) -> Any:
+    return await client.value("run_code", language="python", code=code, **more)
 
 
-async def test_code_is_offered_as_the_subset_it_is_and_all_else_is_withheld(bare: Desk) -> None:
+async def test_code_is_offered_as_the_subset_it_is_and_all_else_is_withheld(bare: ToolClient) -> None:
     tool = bare.tools["run_code"]
     assert tool.withheld is None
     assert tool.input_schema["properties"]["language"]["enum"] == ["python"]
@@ -76,7 +76,7 @@ async def test_code_is_offered_as_the_subset_it_is_and_all_else_is_withheld(bare
     assert os.listdir(bare.folder) == []
 
 
-async def test_what_the_description_says_is_so(bare: Desk) -> None:
+async def test_what_the_description_says_is_so(bare: ToolClient) -> None:
     """A newer Monty that knows more, or less, makes this fail: then the description is mended."""
     description = bare.tools["run_code"].description
     for module in MODULES:
@@ -90,7 +90,7 @@ async def test_what_the_description_says_is_so(bare: Desk) -> None:
         assert (await python(bare, code))["exitCode"] == 1, code
 
 
-async def test_it_answers_as_any_sandbox_does(bare: Desk) -> None:
+async def test_it_answers_as_any_sandbox_does(bare: ToolClient) -> None:
     (bare.folder / "in.txt").write_text("6 * 7")
     code = (
         "import os, sys\nopen('out.txt', 'w').write(open('in.txt').read() + os.environ['MORE'])\n"
@@ -114,13 +114,13 @@ async def test_it_answers_as_any_sandbox_does(bare: Desk) -> None:
     assert (await bare.refusal("run_code", language="python", code="", env={"LD_X": ""})).code == "INVALID_ENVIRONMENT"
 
 
-async def test_the_variables_of_the_gateway_are_not_there(bare: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_variables_of_the_gateway_are_not_there(bare: ToolClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "of the gateway")
     code = "import os\nprint(dict(os.environ), os.getenv('SECRET'), os.getenv('A', 'none'))"
     assert (await python(bare, code, env={"B": "1"}))["stdout"] == "{'B': '1'} None none\n"
 
 
-async def test_links_lead_nowhere_else_and_paths_neither(bare: Desk, tmp_path: Path) -> None:
+async def test_links_lead_nowhere_else_and_paths_neither(bare: ToolClient, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("hidden")
@@ -158,14 +158,14 @@ async def test_links_lead_nowhere_else_and_paths_neither(bare: Desk, tmp_path: P
 
 
 async def test_what_would_use_up_the_machine_is_ended(tmp_path: Path) -> None:
-    desk = await opened(tmp_path, sandbox={"memory_mb": 64})
-    os.mkfifo(desk.folder / "fifo")
-    with (desk.folder / "huge").open("wb") as file:
+    client = await opened(tmp_path, sandbox={"memory_mb": 64})
+    os.mkfifo(client.folder / "fifo")
+    with (client.folder / "huge").open("wb") as file:
         file.truncate(10**12)
     try:
-        assert (await python(desk, "x = 'a' * 10**6\nprint(len(x))"))["stdout"] == "1000000\n"
+        assert (await python(client, "x = 'a' * 10**6\nprint(len(x))"))["stdout"] == "1000000\n"
         for code in ("x = 'a' * 10**9", "10**10**9", "x = []\nwhile True: x.append('a' * 10**5 + str(len(x)))"):
-            value = await python(desk, f"print('begun')\n{code}")
+            value = await python(client, f"print('begun')\n{code}")
             assert (value["stdout"], value["killed"], value["exitCode"]) == ("begun\n", "memory", 137), code
         for code, error in (
             ("def f(n): return f(n + 1)\nf(0)", "RecursionError"),
@@ -173,13 +173,13 @@ async def test_what_would_use_up_the_machine_is_ended(tmp_path: Path) -> None:
             ("open('huge').read()", "MemoryError"),
             ("open('fifo').read()", "PermissionError"),
         ):
-            value = await python(desk, code, timeout=TIMEOUT)
+            value = await python(client, code, timeout=TIMEOUT)
             assert (value["exitCode"], value["killed"]) == (1, None), code
             assert error in value["stderr"], code
-        value = await python(desk, "while True: print('x' * 10_000)", timeout=TIMEOUT)
+        value = await python(client, "while True: print('x' * 10_000)", timeout=TIMEOUT)
         assert (value["killed"], value["stdoutTruncated"]) == ("output", True)
     finally:
-        await desk.source.close()
+        await client.source.close()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ async def test_what_would_use_up_the_machine_is_ended(tmp_path: Path) -> None:
         pytest.param("sum(range(10**15))", marks=pytest.mark.slow),
     ],
 )
-async def test_what_takes_too_long_is_ended_and_what_it_said_is_kept(bare: Desk, code: str) -> None:
+async def test_what_takes_too_long_is_ended_and_what_it_said_is_kept(bare: ToolClient, code: str) -> None:
     for seconds in TIME_LIMITS:
         value = await python(bare, f"print('begun')\n{code}", timeout=seconds)
         assert (value["exitCode"], value["timedOut"], value["killed"]) == (124, True, "timeout")
@@ -203,20 +203,20 @@ async def test_what_takes_too_long_is_ended_and_what_it_said_is_kept(bare: Desk,
     assert value["stdout"] == "begun\n"
 
 
-async def test_sleep_takes_its_time_and_no_more(bare: Desk) -> None:
+async def test_sleep_takes_its_time_and_no_more(bare: ToolClient) -> None:
     value = await python(bare, "import time\ntime.sleep(0.2)\nprint('slept')")
     assert (value["stdout"], value["exitCode"]) == ("slept\n", 0)
     assert 200 <= value["duration"] < 1000 * TIMEOUT
 
 
-async def test_files_without_end_are_too_many(bare: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_files_without_end_are_too_many(bare: ToolClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.sandbox.disk_usage._FIRST_WALK", 0.1)
     bare.code_tools._limits = Limits(files=500)
     value = await python(bare, "for i in range(10**7): open('%d' % i, 'w')", timeout=TIMEOUT)
     assert value["killed"] == "disk"
 
 
-async def test_an_answer_nobody_asked_for_stays_where_it_is(bare: Desk) -> None:
+async def test_an_answer_nobody_asked_for_stays_where_it_is(bare: ToolClient) -> None:
     """The value of a last expression, which Monty would hand over whole."""
     await python(bare, "1")
     tracemalloc.start()
@@ -229,21 +229,21 @@ async def test_an_answer_nobody_asked_for_stays_where_it_is(bare: Desk) -> None:
     assert taken < 10**7
 
 
-async def test_whoever_waits_sees_the_output_while_it_runs(bare: Desk) -> None:
-    heard: list[str | None] = []
+async def test_whoever_waits_sees_the_output_while_it_runs(bare: ToolClient) -> None:
+    received: list[str | None] = []
 
     async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
-        heard.append(message)
+        received.append(message)
         (bare.folder / "go").touch()
 
     code = "import os, time\nprint('first')\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('second')"
     value = await python(bare, code, progress=progress, timeout=TIMEOUT)
     assert value["stdout"] == "first\nsecond\n"
-    assert heard[0] == "first\n"
+    assert received[0] == "first\n"
 
 
 @pytest.mark.parametrize("last", ["while True: pass", "import time\ntime.sleep(3600)"])
-async def test_who_calls_it_off_ends_it_and_the_next_runs(bare: Desk, last: str) -> None:
+async def test_who_calls_it_off_ends_it_and_the_next_runs(bare: ToolClient, last: str) -> None:
     code = f"open('there', 'w')\n{last}"
     task = asyncio.ensure_future(bare.call("run_code", language="python", code=code))
     await async_eventually((bare.folder / "there").exists)
@@ -262,13 +262,15 @@ async def test_nothing_starts_before_it_is_needed_and_nothing_is_left(tmp_path: 
         ours = Path(f"/proc/{os.getpid()}/task").glob("*/children")
         return [int(pid) for path in ours for pid in path.read_text().split() if b"monty" in _command(pid)]
 
-    desk = await opened(tmp_path)
+    client = await opened(tmp_path)
     assert workers() == []
-    task = asyncio.ensure_future(desk.call("run_code", language="python", code="open('there', 'w')\nwhile True: pass"))
-    await async_eventually((desk.folder / "there").exists)
+    task = asyncio.ensure_future(
+        client.call("run_code", language="python", code="open('there', 'w')\nwhile True: pass")
+    )
+    await async_eventually((client.folder / "there").exists)
     assert len(workers()) == 1
     with anyio.fail_after(TIMEOUT / 2):  # the program's own time limit is 60 s
-        await desk.source.close()
+        await client.source.close()
         await asyncio.wait([task])
     assert workers() == []
 

@@ -17,7 +17,7 @@ from gateway.sources.builtin.source import BUILTINS, BuiltinSource, load
 from gateway.tools import Access, Permission
 from gateway.workspace import Workspaces
 
-from .desks import desk, opened, settings
+from .tool_client import open_client, opened, settings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C4")]
 
@@ -110,14 +110,14 @@ async def test_only_what_is_installed_is_offered(tmp_path: Path, monkeypatch: py
     programs = tmp_path / "programs"
     programs.mkdir()
     monkeypatch.setattr("gateway.sources.builtin.code.call_context.SEARCH_PATH", str(programs))
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         assert at.tools["run_code"].input_schema["properties"]["language"]["enum"] == ["python"]
         assert at.tools["git_status"].withheld == "git is not installed on this machine; install the package 'git'"
         assert at.tools["run_command"].withheld == "there is no shell on this machine"
         assert at.tools["run_tests"].withheld is None
     (programs / "git").symlink_to("/usr/bin/git")
     (programs / "bash").symlink_to("/bin/bash")
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         assert at.tools["run_code"].input_schema["properties"]["language"]["enum"] == ["python", "bash"]
         assert at.tools["git_status"].withheld is None
         assert (await at.refusal("run_code", language="ruby", code="")).code == "INVALID_ARGUMENTS"
@@ -137,15 +137,15 @@ async def test_format_code_is_offered_only_where_a_formatter_is(
         (place / "prettier").touch(mode=0o755)
     more: dict[str, Any] = {"workspace": folder} if where == "attached" else {}
     more |= {"sandbox": {"network": True}} if where == "network" else {}
-    async with desk(tmp_path, **more) as at:
+    async with open_client(tmp_path, **more) as at:
         withheld = at.tools["format_code"].withheld
     assert withheld is None if where != "nowhere" else "no formatter is installed" in str(withheld)
 
 
 async def test_a_program_may_take_all_the_time_the_operator_allows_it(tmp_path: Path) -> None:
-    async with desk(tmp_path, sandbox={"timeout": 600}) as at:
+    async with open_client(tmp_path, sandbox={"timeout": 600}) as at:
         assert all((tool.timeout or 0) > 600 for tool in at.tools.values())
-    async with desk(tmp_path, limits={"timeout": 900}) as at:
+    async with open_client(tmp_path, limits={"timeout": 900}) as at:
         assert all(tool.timeout == 900 for tool in at.tools.values())
 
 

@@ -16,9 +16,9 @@ from gateway.net.policy import NetworkPolicy
 from gateway.secrets import KNOWN
 from gateway.sources.builtin.code.install_package import PackageIndex, indexes
 
-from .desks import Desk, desk, opened
 from .servers import packages, repositories
 from .test_git import AUTHOR
+from .tool_client import ToolClient, open_client, opened
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C4"), pytest.mark.slow]
 
@@ -28,12 +28,21 @@ MANAGERS = [name for name, program in (("pip", "python3"), ("npm", "npm")) if sh
 @asynccontextmanager
 async def connected(
     place: Path, monkeypatch: pytest.MonkeyPatch, *hosts: str, timeout: float = 60
-) -> AsyncIterator[Desk]:
-    """A desk whose programs may reach these, though they are on this machine."""
+) -> AsyncIterator[ToolClient]:
+    """A client whose programs may reach these, though they are on this machine."""
     policy = NetworkPolicy(hosts, allow_private=True, hosts_setting="sandbox.allowed_hosts")
     monkeypatch.setattr("gateway.sources.builtin.code.tools.network_of", lambda _: policy)
-    async with desk(place, sandbox={"network": True, "timeout": timeout}) as at:
+    async with open_client(place, sandbox={"network": True, "timeout": timeout}) as at:
         yield at
+
+
+def plant_programs(folder: Path, *names: str) -> None:
+    """Programs of the workspace that leave the file `ran`."""
+    for name in names:
+        program = folder / "node_modules/.bin" / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("#!/bin/sh\n: > /workspace/ran\n")
+        program.chmod(0o755)
 
 
 async def test_a_package_is_installed_and_what_runs_afterwards_has_it(
@@ -65,9 +74,11 @@ async def test_a_private_index_of_the_settings_is_used_and_nothing_else_private(
     with packages(tmp_path / "index", login) as port:
         index = f"http://${{INDEX_LOGIN}}127.0.0.1:{port}/simple"
         sandbox = {"network": True, "allowed_hosts": ["example.org"], "package_index": index}
-        async with desk(tmp_path, sandbox=sandbox) as at:
+        async with open_client(tmp_path, sandbox=sandbox) as at:
+            plant_programs(at.folder, "rm", "mkdir")  # they would see the login
             outcome = await at.call("install_package", packages=["tiny"])
             assert outcome.ok, outcome.error
+            assert not (at.folder / "ran").exists()
             assert outcome.value["installed"] == [{"name": "tiny", "version": "1.2"}]
             code = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}/simple')"
             ran = await at.value("run_code", language="python", code=code)
@@ -77,7 +88,7 @@ async def test_a_private_index_of_the_settings_is_used_and_nothing_else_private(
 async def test_a_wrong_login_of_an_index_fails_and_stays_with_us(tmp_path: Path) -> None:
     with packages(tmp_path / "index", "someone:right-password") as port:
         index = f"http://someone:wrong-password@127.0.0.1:{port}/simple"
-        async with desk(tmp_path, sandbox={"network": True, "package_index": index}) as at:
+        async with open_client(tmp_path, sandbox={"network": True, "package_index": index}) as at:
             error = await at.refusal("install_package", packages=["tiny"])
     assert (error.code, "wrong-password" in KNOWN.mask(error.message)) == ("INSTALL_FAILED", False)
 
@@ -103,8 +114,8 @@ async def test_an_index_that_is_not_allowed_is_named_with_the_setting_that_allow
             for manager in MANAGERS:
                 error = await at.refusal("install_package", packages=["tiny"], manager=manager)
                 assert (error.code, error.details) == ("INSTALL_FAILED", {"refused_hosts": ["127.0.0.1"]})
-                fix = "127.0.0.1 is not among the allowed hosts; add it to sandbox.allowed_hosts to allow it"
-                assert error.message.startswith(f"{manager} could not install tiny: {fix}\n")
+                fix = f"127.0.0.1 is not among the allowed hosts; add 127.0.0.1:{port} to sandbox.allowed_hosts to"
+                assert error.message.startswith(f"{manager} could not install tiny: {fix} allow it\n")
                 assert list(at.folder.iterdir()) == []
 
 
@@ -194,6 +205,19 @@ async def test_a_branch_is_pushed_to_where_the_person_agreed(tmp_path: Path, mon
             await at.value("git_commit", message="another one", amend=True, author=AUTHOR)
             error = await at.refusal("git_push")
             assert (error.code, "rejected" in error.message) == ("GIT_FAILED", True)
+
+
+async def test_a_push_that_wants_a_login_runs_no_program_of_the_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with packages(tmp_path / "host", "someone:password") as port:
+        async with connected(tmp_path, monkeypatch, f"127.0.0.1:{port}") as at:
+            await at.bash(f"git init -q -b main .; git remote add origin http://127.0.0.1:{port}/x.git; echo 1 > a.txt")
+            await at.value("git_add", paths=["."])
+            await at.value("git_commit", message="one", author=AUTHOR)
+            plant_programs(at.folder, "false", "true", "cat", "git")
+            assert (await at.refusal("git_push")).code == "GIT_FAILED"
+            assert not (at.folder / "ran").exists()
 
 
 async def test_code_reaches_what_the_operator_allows_and_nothing_else(

@@ -23,7 +23,7 @@ from gateway.calls import Outcome
 from gateway.sources.builtin.code import background
 from gateway.tools import Access, Permission
 
-from .desks import Desk, opened
+from .tool_client import ToolClient, opened
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("T9")]
 
@@ -186,20 +186,20 @@ async def test_a_person_is_asked_about_a_process_and_rules_hold(tmp_path: Path) 
         assert await refusal(gateway, "start_process", {"command": "rm -rf /"}) == "DENIED_BY_RULE"
 
 
-async def test_a_process_may_only_read_an_attached_folder(desk: Desk) -> None:
-    (desk.folder / "seen").write_text("seen")
-    value = await desk.value("start_process", command="cat seen; echo > made; touch $TMPDIR/own && echo own", wait=30)
+async def test_a_process_may_only_read_an_attached_folder(client: ToolClient) -> None:
+    (client.folder / "seen").write_text("seen")
+    value = await client.value("start_process", command="cat seen; echo > made; touch $TMPDIR/own && echo own", wait=30)
     assert (value["output"].startswith("seen"), "own\n" in value["output"]) == (True, True), value
-    assert not (desk.folder / "made").exists()
+    assert not (client.folder / "made").exists()
 
 
-async def test_a_sandbox_without_a_network_starts_processes_and_refuses_ports(desk: Desk) -> None:
-    started = await desk.value("start_process", command="sleep 300")
+async def test_a_sandbox_without_a_network_starts_processes_and_refuses_ports(client: ToolClient) -> None:
+    started = await client.value("start_process", command="sleep 300")
     assert started["running"]
     if started["sandbox"] != "bwrap":
-        error = await desk.refusal("start_process", command="sleep 300", port=8000)
+        error = await client.refusal("start_process", command="sleep 300", port=8000)
         assert (error.code, "leave out 'port'" in error.message) == ("NETWORK_UNAVAILABLE", True)
-    stopped = await desk.value("stop_process", process=started["process"])
+    stopped = await client.value("stop_process", process=started["process"])
     assert not stopped["running"]
 
 

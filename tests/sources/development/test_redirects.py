@@ -10,8 +10,8 @@ import anyio
 import pytest
 from eventually import TIMEOUT, async_eventually
 
-from .desks import Desk, desk
 from .test_git import AUTHOR
+from .tool_client import ToolClient, open_client
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C4")]
 
@@ -49,29 +49,29 @@ PLANTED = "printf ../evil > .git/commondir; echo planted"
 
 @pytest.mark.parametrize("way", ["bash", "python", "command"])
 async def test_settings_from_elsewhere_do_not_outlast_the_program_that_named_them(
-    desk: Desk, tmp_path: Path, way: str
+    client: ToolClient, tmp_path: Path, way: str
 ) -> None:
-    desk.folder.rmdir()
-    mark = evil(repository(desk.folder))
-    (desk.folder / ".git/commondir").write_text("../evil")
-    git(desk.folder, "status")
+    client.folder.rmdir()
+    mark = evil(repository(client.folder))
+    (client.folder / ".git/commondir").write_text("../evil")
+    git(client.folder, "status")
     assert mark.exists(), "the plant works"
     mark.unlink()
-    (desk.folder / ".git/commondir").unlink()
+    (client.folder / ".git/commondir").unlink()
     if way == "command":
-        outcome = await desk.call("run_command", command=PLANTED)
+        outcome = await client.call("run_command", command=PLANTED)
     else:
         code = PLANTED if way == "bash" else f"import os; os.system({PLANTED!r})"
-        outcome = await desk.call("run_code", language=way, code=code)
+        outcome = await client.call("run_code", language=way, code=code)
     assert outcome.error is not None and outcome.error.code == "PROTECTED_FILE"
     assert outcome.error.details["renamed"] == {".git/commondir": ".git/commondir.toolgate-removed-1"}
-    assert not (desk.folder / ".git/commondir").exists()
-    git(desk.folder, "status")
+    assert not (client.folder / ".git/commondir").exists()
+    git(client.folder, "status")
     assert not mark.exists()
 
 
 async def test_they_do_not_when_the_program_is_cancelled_either(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         at.folder.rmdir()
         repository(at.folder)
         async with anyio.create_task_group() as tasks:
@@ -83,7 +83,7 @@ async def test_they_do_not_when_the_program_is_cancelled_either(tmp_path: Path) 
 
 
 async def test_what_git_itself_makes_of_a_folder_stays(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         await at.bash("git init -q -b main .; echo 1 > a.txt; git add .")
         assert (at.folder / ".git/hooks").is_dir() or not Path("/usr/share/git-core/templates/hooks").is_dir()
         await at.bash("echo 2 > a.txt; git add . && git -c user.name=a -c user.email=b commit -qm one")
@@ -91,7 +91,7 @@ async def test_what_git_itself_makes_of_a_folder_stays(tmp_path: Path) -> None:
 
 
 async def test_worktrees_and_submodules_of_a_repository_are_not_led_elsewhere(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         at.folder.rmdir()
         repository(at.folder)
         git(at.folder, "worktree", "add", "--quiet", str(tmp_path / "linked"))
@@ -113,29 +113,29 @@ def worktree(tmp_path: Path) -> Path:
     return main
 
 
-async def test_a_worktree_of_a_persons_own_is_read(desk: Desk, tmp_path: Path) -> None:
-    desk.folder.rmdir()
+async def test_a_worktree_of_a_persons_own_is_read(client: ToolClient, tmp_path: Path) -> None:
+    client.folder.rmdir()
     main = worktree(tmp_path)
-    (desk.folder / "sub").mkdir()
-    (desk.folder / "a.txt").write_text("2\n")
+    (client.folder / "sub").mkdir()
+    (client.folder / "a.txt").write_text("2\n")
     for where in (".", "sub"):
-        found = await desk.value("git_status", repository=where)
+        found = await client.value("git_status", repository=where)
         assert (found["branch"], [each["path"] for each in found["files"]]) == ("side", ["a.txt"])
-    assert (await desk.value("git_log"))["commits"][0]["subject"] == "first of main"
-    assert "-1\n+2\n" in (await desk.value("git_diff"))["diff"]
+    assert (await client.value("git_log"))["commits"][0]["subject"] == "first of main"
+    assert "-1\n+2\n" in (await client.value("git_diff"))["diff"]
     before = {path: path.stat().st_mtime_ns for path in (main / ".git").rglob("*")}
     for name, arguments in (
         ("git_add", {"paths": ["a.txt"]}),
         ("git_commit", {"message": "x", "all": True, "author": AUTHOR}),
         ("git_branch", {"create": "other"}),
     ):
-        error = await desk.refusal(name, **arguments)
+        error = await client.refusal(name, **arguments)
         assert (error.code, str(main / ".git") in error.message) == ("PERMISSION_DENIED", True)
     assert {path: path.stat().st_mtime_ns for path in (main / ".git").rglob("*")} == before
 
 
 async def test_a_program_does_not_make_a_worktree_of_another_repository(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         at.folder.rmdir()
         worktree(tmp_path)
         before = (at.folder / ".git").read_text()
@@ -149,7 +149,7 @@ async def test_a_program_does_not_make_a_worktree_of_another_repository(tmp_path
 async def test_a_repository_that_knows_nothing_of_the_folder_is_not_read(tmp_path: Path, led: str) -> None:
     private = repository(tmp_path / "private", "hidden\n")
     git(private, "worktree", "add", "--quiet", str(tmp_path / "own"))
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         fake = at.folder / "fake/.git/worktrees/x"
         fake.mkdir(parents=True)
         (fake / "gitdir").write_text(str(at.folder / ".git"))
@@ -166,7 +166,7 @@ async def test_a_repository_that_knows_nothing_of_the_folder_is_not_read(tmp_pat
 
 
 async def test_a_pipe_in_the_place_of_a_link_is_not_waited_for(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         fake = at.folder / "fake/.git/worktrees/x"
         fake.mkdir(parents=True)
         os.mkfifo(fake / "gitdir")

@@ -11,8 +11,8 @@ import pytest
 from gateway.sources.builtin.code import test_runners
 from gateway.sources.builtin.code.test_runners import FailedTest, RunnerReport
 
-from .desks import Desk, desk
 from .environments import with_pytest
+from .tool_client import ToolClient, open_client
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("C4")]
 
@@ -60,11 +60,11 @@ def counts(value: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
-async def test_pytest_of_the_workspace_is_found_and_read(desk: Desk) -> None:
-    with_pytest(desk.folder)
-    (desk.folder / "tests").mkdir()
-    (desk.folder / "tests/test_things.py").write_text(PYTEST)
-    value = await desk.value("run_tests")
+async def test_pytest_of_the_workspace_is_found_and_read(client: ToolClient) -> None:
+    with_pytest(client.folder)
+    (client.folder / "tests").mkdir()
+    (client.folder / "tests/test_things.py").write_text(PYTEST)
+    value = await client.value("run_tests")
     assert counts(value) == ("pytest", 2, 1, 1, 1)
     assert value["exitCode"] == 1
     wrong, broken = value["failures"]
@@ -72,51 +72,51 @@ async def test_pytest_of_the_workspace_is_found_and_read(desk: Desk) -> None:
     assert "AssertionError: sums" in wrong["message"]
     assert (broken["name"], "no fixture" in broken["message"]) == ("tests/test_things.py::test_broken", True)
     assert "1 failed, 2 passed" in value["output"]
-    assert not list(desk.folder.rglob("tests/__pycache__")) + list(desk.folder.rglob(".pytest_cache"))
-    one = await desk.value("run_tests", only=["tests/test_things.py::test_right"])
+    assert not list(client.folder.rglob("tests/__pycache__")) + list(client.folder.rglob(".pytest_cache"))
+    one = await client.value("run_tests", only=["tests/test_things.py::test_right"])
     assert (counts(one), one["exitCode"], one["failures"]) == (("pytest", 2, 0, 0, 0), 0, [])
 
 
-async def test_unittest_needs_nothing_installed(desk: Desk) -> None:
-    (desk.folder / "test_things.py").write_text(UNITTEST)
-    outcome = await desk.call("run_tests", runner="unittest")
+async def test_unittest_needs_nothing_installed(client: ToolClient) -> None:
+    (client.folder / "test_things.py").write_text(UNITTEST)
+    outcome = await client.call("run_tests", runner="unittest")
     assert counts(outcome.value) == ("unittest", 1, 1, 1, 1)
     names = [each["name"].split()[0] for each in outcome.value["failures"]]
     assert sorted(names) == ["test_broken", "test_wrong"]
     assert outcome.content is not None
     assert "unittest: 1 passed, 1 failed, 1 errors, 1 skipped" in outcome.content[0]["text"]
-    one = await desk.value("run_tests", runner="unittest", only=["test_things.Things.test_right"])
+    one = await client.value("run_tests", runner="unittest", only=["test_things.Things.test_right"])
     assert (counts(one), one["exitCode"]) == (("unittest", 1, 0, 0, 0), 0)
 
 
 @pytest.mark.slow
-async def test_npm_is_read_where_it_speaks_tap(desk: Desk) -> None:
+async def test_npm_is_read_where_it_speaks_tap(client: ToolClient) -> None:
     if shutil.which("npm", path="/usr/local/bin:/usr/bin:/bin") is None:
         pytest.skip("npm is not installed")
-    (desk.folder / "package.json").write_text('{"scripts": {"test": "node --test --test-reporter=tap"}}')
+    (client.folder / "package.json").write_text('{"scripts": {"test": "node --test --test-reporter=tap"}}')
     code = """
 const {test, describe, it} = require('node:test');
 describe('many', () => { it('right', () => {}); it('wrong', () => { throw new Error('oh') }); });
 test('alone', () => {});
 test('later', {skip: true}, () => {});
 """
-    (desk.folder / "a.test.js").write_text(code)
-    value = await desk.value("run_tests")
+    (client.folder / "a.test.js").write_text(code)
+    value = await client.value("run_tests")
     assert counts(value) == ("npm", 2, 1, 0, 1), value["output"]
     assert [(each["name"], "oh" in each["message"]) for each in value["failures"]] == [("wrong", True)]
 
 
-async def test_make_tells_by_its_exit_code_alone(desk: Desk) -> None:
+async def test_make_tells_by_its_exit_code_alone(client: ToolClient) -> None:
     if shutil.which("make", path="/usr/local/bin:/usr/bin:/bin") is None:
         pytest.skip("make is not installed")
-    (desk.folder / "Makefile").write_text("all:\n\ntest:\n\t@echo tested; exit 3\n")
-    value = await desk.value("run_tests")
+    (client.folder / "Makefile").write_text("all:\n\ntest:\n\t@echo tested; exit 3\n")
+    value = await client.value("run_tests")
     assert counts(value) == ("make", None, None, None, None)
     assert (value["exitCode"], value["output"].splitlines()[0]) == (2, "tested")
 
 
 async def test_tests_that_take_too_long_are_ended_and_what_was_told_counts(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         code = "import time, unittest\nclass T(unittest.TestCase):\n    def test_slow(self): time.sleep(60)\n"
         (at.folder / "test_slow.py").write_text(code)
         value = await at.value("run_tests", timeout=1)
@@ -125,14 +125,14 @@ async def test_tests_that_take_too_long_are_ended_and_what_was_told_counts(tmp_p
 
 
 async def test_a_missing_runner_is_installed_by_the_tool_that_can_where_there_is_one(tmp_path: Path) -> None:
-    async with desk(tmp_path, sandbox={"network": True}) as at:
+    async with open_client(tmp_path, sandbox={"network": True}) as at:
         (at.folder / "conftest.py").touch()
         error = await at.refusal("run_tests")
         assert (error.code, "with install_package" in error.message) == ("PROGRAM_NOT_FOUND", True)
 
 
 async def test_what_cannot_be_run_is_refused_with_what_is_missing(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         assert (await at.refusal("run_tests")).code == "NO_TESTS"
         (at.folder / "conftest.py").touch()
         error = await at.refusal("run_tests")
@@ -145,7 +145,7 @@ async def test_what_cannot_be_run_is_refused_with_what_is_missing(tmp_path: Path
 
 
 async def test_a_program_that_lies_on_the_channel_cannot_make_us_stumble(tmp_path: Path) -> None:
-    async with desk(tmp_path) as at:
+    async with open_client(tmp_path) as at:
         code = (
             "import os, unittest\n"
             "for number in range(3, 64):\n"
@@ -226,8 +226,8 @@ ok 3 - later # SKIP not today
     assert test_runners.parse_tap("all is well\n") is None
 
 
-async def test_where_nothing_was_tested_nothing_is_right(desk: Desk) -> None:
-    (desk.folder / "test_plain.py").write_text("def test_wrong():\n    assert False\n")
-    outcome = await desk.call("run_tests", runner="unittest")
+async def test_where_nothing_was_tested_nothing_is_right(client: ToolClient) -> None:
+    (client.folder / "test_plain.py").write_text("def test_wrong():\n    assert False\n")
+    outcome = await client.call("run_tests", runner="unittest")
     assert outcome.error is not None and outcome.error.code == "NO_TESTS"
     assert "need pytest" in outcome.error.message

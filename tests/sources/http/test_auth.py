@@ -10,7 +10,8 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import jwt
@@ -22,9 +23,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.bundles.http_tool import OAuth2Auth
+from gateway.bundles.http_tool import AwsAuth, OAuth2Auth
 from gateway.errors import Forbidden, GatewayError, Invalid, ToolFailed, Unavailable
-from gateway.sources.http.auth import TokenCache, TokenRequest
+from gateway.sources.http.auth import TokenCache, TokenRequest, sign_for_aws
+from gateway.sources.http.request import HttpRequest
 
 from .calling import compile_tool, running, send
 
@@ -202,6 +204,63 @@ async def test_hmac_signature_covers_the_request_as_it_is_sent() -> None:
         with pytest.raises(ToolFailed, match=r"403 Forbidden: .*bad signature") as refused:
             await send(runner, get, {**ENVIRONMENT, "SECRET": "another-s3cret"}, path="x")
         assert refused.value.code == "HTTP_403"
+
+
+AWS = {"type": "aws", "access_key": "AKIDEXAMPLE", "secret_key": "${SECRET}", "region": "us-east-1"}
+AWS_SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+
+
+@pytest.mark.parametrize(
+    ("request_", "service", "signature"),
+    [
+        # The first of AWS's test suite, and the example of its documentation.
+        (
+            HttpRequest("GET", "https", "example.amazonaws.com", "/"),
+            "service",
+            "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31",
+        ),
+        (
+            HttpRequest(
+                "GET",
+                "https",
+                "iam.amazonaws.com",
+                "/",
+                "Version=2010-05-08&Action=ListUsers",
+                {"content-type": "application/x-www-form-urlencoded; charset=utf-8"},
+            ),
+            "iam",
+            "5d672d79c15b13162d9279b0855cfba6789a8edb4c82c400e06b5924a6f2b5d7",
+        ),
+    ],
+)
+async def test_aws_signatures_are_those_of_its_documentation(
+    request_: HttpRequest, service: str, signature: str
+) -> None:
+    scheme = AwsAuth.model_validate({**AWS, "service": service})
+    now = datetime(2015, 8, 30, 12, 36, tzinfo=UTC).timestamp()
+    signed = sign_for_aws(request_, scheme, {"SECRET": AWS_SECRET}, now)
+    assert signed.headers["authorization"].endswith(f"Signature={signature}")
+    assert signed.headers["x-amz-date"] == "20150830T123600Z"
+
+
+async def test_aws_signature_covers_path_query_body_and_token() -> None:
+    async with serving() as server, running() as runner:
+        tool = {"url_template": f"{server.url}/echo", "method": "POST", "body": {"a": "${a}"}, "query": {"q": "${q}"}}
+        auth = {**AWS, "service": "s3", "session_token": "${TOKEN}"}
+        outcome = await send(runner, compile_tool({**tool, "auth": auth}), ENVIRONMENT, a="b", q="c d")
+        headers = outcome.value["headers"]
+        assert headers["x-amz-security-token"] == ENVIRONMENT["TOKEN"]
+        assert headers["x-amz-content-sha256"] == hashlib.sha256(outcome.value["body"].encode()).hexdigest()
+        names = "content-type;host;x-amz-content-sha256;x-amz-date;x-amz-security-token"
+        assert f"SignedHeaders={names}, " in headers["authorization"]
+    scheme, secrets = AwsAuth.model_validate({**AWS, "service": "s3"}), {"SECRET": AWS_SECRET}
+    whole = HttpRequest("POST", "https", "a.example", "/x", "q=1")
+    changes: list[dict[str, Any]] = [{"method": "PUT"}, {"authority": "b.example"}, {"path": "/y"}, {"query": "q=2"}]
+    requests = [whole, *(replace(whole, **change) for change in [*changes, {"body": b"1"}])]
+    assert len({sign_for_aws(each, scheme, secrets, 0).headers["authorization"] for each in requests}) == len(requests)
+    same = HttpRequest("GET", "https", "a.example", "/%7Ex%20y", "b=%7e&a-b=1&a=2")
+    other = HttpRequest("GET", "https", "a.example", "/~x%20y", "a=2&a-b=1&b=~")
+    assert sign_for_aws(same, scheme, secrets, 0).headers == sign_for_aws(other, scheme, secrets, 0).headers
 
 
 async def test_hmac_of_named_parts_with_encoded_secret_and_nonce() -> None:

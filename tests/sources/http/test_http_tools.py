@@ -14,7 +14,9 @@ import pytest
 from net.sites import Asked, Reply, Site, answer, redirect, serving
 
 from gateway import Gateway
+from gateway.admin import toolsets
 from gateway.calls import Outcome
+from gateway.errors import NotFound
 from gateway.tools import Permission
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("B7")]
@@ -95,13 +97,21 @@ async def test_failure_says_what_the_server_answered(tmp_path: Path) -> None:
     async with serving({"/x": problem}) as site, gateway_for(tmp_path, site, tools) as gateway:
         outcome = await gateway.call("demo:get")
         code, message = error_of(outcome)
-        assert (code, message) == ("HTTP_404", f'GET {site[""]} answered 404 Not Found: {{"message": "no user 7"}}')
+        assert (code, message) == ("HTTP_404", f'GET {site["/x"]} answered 404 Not Found: {{"message": "no user 7"}}')
         assert outcome.error is not None
         assert outcome.error.details == {"status": 404, "body": '{"message": "no user 7"}'}
         assert (await gateway.call("demo:empty")).value is None
         assert (await gateway.call("demo:fine")).value == {"message": "no user 7"}
         (record,) = await gateway.records.list_calls(tool="demo:get")
         assert (record.error_code, record.attempts) == ("HTTP_404", 1)
+
+
+async def test_failure_shows_the_text_of_a_page_and_no_query(tmp_path: Path) -> None:
+    page = b"<!DOCTYPE HTML><html><head><style>p {}</style></head><p>No &lt;such&gt; page.</p><script>1 < 2</script>"
+    tool = {"id": "get", "url_template": "/x?page=2"}
+    async with serving({"/x": answer(404, page, close=False)}) as site, gateway_for(tmp_path, site, [tool]) as gateway:
+        code, message = error_of(await gateway.call("demo:get"))
+    assert (code, message) == ("HTTP_404", f"GET {site['/x']} answered 404 Not Found: No <such> page.")
 
 
 async def test_secrets_are_in_no_record_error_or_log(
@@ -130,6 +140,35 @@ async def test_secrets_are_in_no_record_error_or_log(
     shown = f"{outcome.error} {outcome.error.details} {record} {caplog.text}"
     assert "[redacted]" in shown
     assert "k3y" not in shown
+
+
+async def test_stored_secret_is_used_by_its_toolset_only_and_goes_with_it(tmp_path: Path) -> None:
+    def echo(name: str) -> dict[str, Any]:
+        tool = {"id": "get", "type": "http", "url_template": site["/echo"], "headers": {"X-Key": "${STORED_KEY}"}}
+        return {"id": name, "name": name, "version": "1.0.0", "secrets": ["STORED_KEY"], "tools": [tool]}
+
+    async with serving({"/echo": ok({"done": True})}) as site, gateway_for(tmp_path, site, []) as gateway:
+        for name in ("own", "other"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "toolset.yaml").write_text(json.dumps(echo(name)))
+            await toolsets.install_toolset(gateway, str(tmp_path / name))
+        code, message = error_of(await gateway.call("own:get"))
+        assert (code, message.partition("store it: ")[2]) == (
+            "SECRET_MISSING",
+            "toolgate toolset secret own STORED_KEY",
+        )
+        await toolsets.keep_secret(gateway, "own", "STORED_KEY", lambda name: "first-st0red-value")
+        await gateway.call("own:get")
+        await toolsets.keep_secret(gateway, "own", "STORED_KEY", lambda name: "second-st0red-value")
+        await gateway.call("own:get")
+        assert [asked.headers["x-key"] for asked in site.asked] == ["first-st0red-value", "second-st0red-value"]
+        assert error_of(await gateway.call("other:get"))[0] == "SECRET_MISSING"
+        hints = [list((await toolsets.show_toolset(gateway, name)).hints) for name in ("own", "other")]
+        assert (hints[0], len(hints[1])) == ([], 2)
+        with pytest.raises(NotFound, match="declares no secret 'STORED'; did you mean 'STORED_KEY'"):
+            await toolsets.keep_secret(gateway, "own", "STORED", str)
+        await toolsets.uninstall_toolset(gateway, "own")
+        assert "st0red" not in (tmp_path / "data/secrets.json").read_text()
 
 
 async def test_download_is_a_new_file_and_version_of_the_chat(tmp_path: Path) -> None:
@@ -167,6 +206,20 @@ async def test_download_is_a_new_file_and_version_of_the_chat(tmp_path: Path) ->
         assert gateway.catalog.find("demo:get").tool.permission is Permission.READ_WRITE
         names = sorted(path.name for path in gateway.workspaces.path("default").rglob("*") if path.is_file())
         assert names == ["r-2.pdf", "r.pdf", "x.pdf"]
+
+
+async def test_download_makes_no_file_that_a_rule_withholds_or_that_is_protected(tmp_path: Path) -> None:
+    tools: list[dict[str, Any]] = [
+        {"id": "fixed", "url_template": "/x", "response": {"output": "file", "file": "secrets/key.txt"}},
+        {"id": "named", "url_template": "/x", "response": {"output": "file"}},
+        {"id": "task", "url_template": "/x", "response": {"output": "file", "file": ".VSCode/tasks.json"}},
+    ]
+    named = ok({}, 'Content-Disposition: attachment; filename="a.env"')
+    rules = [{"tool": "*", "when": {"path": ["*.env", "secrets/*"]}, "then": "deny"}]
+    async with serving({"/x": named}) as site, gateway_for(tmp_path, site, tools, approval={"rules": rules}) as gateway:
+        for name, code in (("fixed", "DENIED_BY_RULE"), ("named", "DENIED_BY_RULE"), ("task", "PERMISSION_DENIED")):
+            assert error_of(await gateway.call(f"demo:{name}"))[0] == code
+        assert not [path for path in gateway.workspaces.path("default").rglob("*") if path.is_file()]
 
 
 async def test_cancelled_download_leaves_no_file(tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import Client
+from mcp_types import ResourceLink, TextResourceContents
 
 from gateway import Gateway
+from gateway.serve.mcp.handlers import Handlers, McpServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("T9")]
 
@@ -28,12 +31,14 @@ tools:
     type: builtin
     tool: no_such_tool
   - {id: run, type: builtin, tool: run_command}
+  - {id: page, type: builtin, tool: list_directory, renderer: {type: html, artifact: artifacts/files.html}}
 """
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab/artifacts").mkdir(parents=True)
+    (tmp_path / "lab/artifacts/files.html").write_text("<html><body>Files of the lab</body></html>")
     (tmp_path / "lab/toolset.yaml").write_text(MANIFEST)
     return {"data_dir": tmp_path / "data", "toolsets": [str(tmp_path / "lab")]}
 
@@ -77,3 +82,23 @@ async def test_a_rule_about_a_builtin_holds_under_every_name(settings: dict[str,
         for tool in ("write_file", "lab__note"):
             outcome = await gateway.call(tool, {"path": "a.env", "content": "1"}, chat="c", confirmed=True)
             assert outcome.error is not None and outcome.error.code == "DENIED_BY_RULE"
+
+
+async def test_a_rate_limit_of_a_builtin_counts_its_calls_under_every_name(settings: dict[str, Any]) -> None:
+    async with Gateway.open({**settings, "limits": {"calls_per_minute": {"write_file": 2}}}) as gateway:
+        codes = []
+        for number, tool in enumerate(("write_file", "lab__note", "lab__note", "write_file")):
+            outcome = await gateway.call(tool, {"path": f"{number}.txt", "content": "1"}, chat="c")
+            codes.append(outcome.error.code if outcome.error else None)
+        assert codes == [None, None, "RATE_LIMITED", "RATE_LIMITED"]
+
+
+@pytest.mark.promise("T5")
+async def test_a_builtin_under_another_name_is_shown_by_a_page_of_its_toolset(settings: dict[str, Any]) -> None:
+    async with Gateway.open(settings) as gateway:
+        face = McpServer(Handlers(gateway.executor, gateway.versions, "c", gateway.records))
+        async with Client(face.sdk, cache=None) as client:
+            link = (await client.call_tool("lab__page", {})).content[-1]
+            assert isinstance(link, ResourceLink)
+            (view,) = (await client.read_resource(f"{link.uri}/view")).contents
+            assert isinstance(view, TextResourceContents) and "Files of the lab" in view.text

@@ -16,6 +16,7 @@ import pytest
 from eventually import TIMEOUT, async_eventually
 
 from gateway import Gateway
+from gateway.admin.workspaces import open_workspace
 from gateway.approval.question import Answer, Question
 from gateway.bundles.scaffold import write_scaffold
 from gateway.calls import Outcome
@@ -23,6 +24,9 @@ from gateway.sandbox import Sandbox
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.landlock import Landlock
 from gateway.sources.toolsets import assembly
+from gateway.workspace import snapshot
+from gateway.workspace.checkout import Review
+from gateway.workspace.versions import HeldChat
 
 from .writing import install, require_sandbox, write_toolset
 
@@ -190,7 +194,7 @@ async def test_scaffold_replace_text_asks_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "toolgate.yaml",
+        "toolgate.yml",
         ".vscode/settings.json",
         ".git/hooks/pre-commit",
         "sub/.git/hooks/pre-commit",
@@ -247,6 +251,24 @@ async def test_toolset_call_agreed_to_for_one_hook_cannot_plant_another(tmp_path
         assert code(outcome) == "PROTECTED_FILE" if sandbox == "landlock" else outcome.value.startswith("refused")
 
 
+async def test_repository_changes_only_in_a_call_that_a_person_agreed_to(tmp_path: Path) -> None:
+    async with gardening(tmp_path) as garden:
+        head = garden.folder / ".git/HEAD"
+        head.write_text("ref: refs/heads/main")
+        before = contents(garden.folder)
+        for script in (
+            "Path('.git/HEAD').write_text('theirs')",
+            "os.rename('.git/HEAD', '.git/other')",
+            "shutil.rmtree('.git')",
+            "os.rename('.git', 'moved')",
+        ):
+            refused, person = await garden.act(script)
+            assert (refused.value or "").startswith("refused"), (script, refused)
+            assert (contents(garden.folder), person.reasons) == (before, []), script
+        assert code((await garden.call("wipe", "once", path=".git/HEAD"))[0]) == "OK"
+        assert not head.exists()
+
+
 NESTED = ("sub/.git/hooks/pre-commit", "sub/deeper/.vscode/tasks.json", "node_modules/x/.git/config", "a/.envrc")
 
 
@@ -294,6 +316,24 @@ async def test_new_protected_files_are_set_aside_when_the_call_fails_or_is_cance
                 await async_eventually(lambda: (garden.folder / "ready").exists())
                 tasks.cancel_scope.cancel()
         assert not (garden.folder / ".envrc").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+async def test_other_file_system_in_the_folder_is_asked_about_before_a_call_that_could_change_it(
+    tmp_path: Path, sandbox: str
+) -> None:
+    async with gardening(tmp_path) as garden:
+        disk = garden.folder / "disk"
+        disk.mkdir()
+        await anyio.run_process(["mount", "-t", "tmpfs", "none", disk])
+        try:
+            (disk / "a.txt").write_text("mine")
+            refused, person = await garden.act("Path('disk/a.txt').write_text('theirs')")
+            assert (disk / "a.txt").read_text() == "mine"
+        finally:
+            await anyio.run_process(["umount", disk])
+        assert code(refused) == "DECLINED"
+        assert person.reasons[0].endswith("that cannot be undone: 'disk' is on another file system, or too deep")
 
 
 async def test_too_many_protected_files_refuse_the_call(tmp_path: Path) -> None:
@@ -455,3 +495,101 @@ async def test_a_persons_edit_during_a_call_that_is_undone_is_kept_as_a_version(
         )
         assert read.ok, read.error
         assert (garden.folder / "src/app.py").read_text() == "edited by a person"
+
+
+OVERWRITE = "Path('.env').write_text('theirs')"
+ON_IGNORED_FILES = {
+    "overwritten": OVERWRITE,
+    "appended to": "open('.env', 'a').write('theirs')",
+    "deleted": "Path('.env').unlink()",
+    "moved": "Path('.env').rename('other.txt')",
+    "a directory": "Path('.env').unlink(); Path('.env').mkdir(); Path('.env/x').touch()",
+    "a link": "Path('.env').unlink(); Path('.env').symlink_to('notes.txt')",
+    "a pipe": "Path('.env').unlink(); os.mkfifo('.env')",
+    "large": "Path('.env').write_text('x' * 2_000_000)",
+    "executable": "Path('.env').chmod(0o755)",
+    "unreadable": "Path('.env').chmod(0)",
+    "no longer ignored": f"Path('.gitignore').unlink(); {OVERWRITE}",
+    "in a directory that is gone": "shutil.rmtree('conf')",
+    "in a directory that is a link": "shutil.rmtree('conf'); Path('conf').symlink_to('src')",
+    "in a directory that is closed": "Path('conf/x.local').write_text('theirs'); Path('conf').chmod(0)",
+    "in a directory that becomes ignored": "Path('.toolgateignore').write_text('conf/')",
+    "in a hidden directory": "Path('src/.gitignore').write_text('inner/\\n.gitignore')",
+    "with another file": f"Path('notes.txt').write_text('theirs'); {OVERWRITE}",
+}
+
+
+@pytest.mark.parametrize("script", ON_IGNORED_FILES.values(), ids=ON_IGNORED_FILES)
+async def test_toolset_call_that_changes_a_small_ignored_file_is_undone_and_asked_about(
+    tmp_path: Path, script: str, sandbox: str
+) -> None:
+    if sandbox == "landlock" and script.startswith("Path('.env').chmod"):
+        pytest.skip("there chmod does nothing")
+    async with gardening(tmp_path) as garden:
+        mine = {".gitignore": "*.local\n.env\n/built\n", ".env": "KEY=mine\n", "conf/x.local": "mine\n"}
+        mine["src/inner/y.local"] = "mine\n"
+        for name, content in mine.items():
+            (garden.folder / name).parent.mkdir(exist_ok=True, parents=True)
+            (garden.folder / name).write_text(content)
+        (garden.folder / ".env").chmod(0o600)
+        before = contents(garden.folder)
+        refused, person = await garden.act(script)
+        assert code(refused) == "DECLINED"
+        assert "garden:act changes files of your folder: " in person.reasons[0]
+        after = {path: state for path, state in contents(garden.folder).items() if ".toolgate-removed-" not in path}
+        assert after == before
+        done, person = await garden.act(script, "once")
+        assert (code(done), len(person.questions)) == ("OK", 1), done.error
+        assert contents(garden.folder) != before
+        assert refused.pre_manifest == refused.post_manifest
+
+
+async def test_ignored_files_that_an_approved_toolset_call_changes_come_back_by_undo(tmp_path: Path) -> None:
+    async with gardening(tmp_path) as garden:
+        for name, content in {".gitignore": ".env\nbuilt/\n", ".env": "mine\n", "built/a": "mine"}.items():
+            (garden.folder / name).parent.mkdir(exist_ok=True)
+            (garden.folder / name).write_text(content)
+        done, person = await garden.act(f"Path('built/a').write_text('theirs'); {OVERWRITE}", "once")
+        assert "-mine\n+theirs" in (person.questions[0].changes or "") and "built" not in person.reasons[0]
+        assert "'.env' is ignored by .gitignore, so no version has it; a copy is kept" in str(done.content)
+        undone = await (await open_workspace(garden.gateway)).undo()
+        assert undone.restored is not None and undone.restored.paths == (".env",)
+        assert (garden.folder / ".env").read_text() == "mine\n"
+        assert (garden.folder / "built/a").read_text() == "theirs"  # in a directory that is ignored whole
+
+
+async def test_toolset_call_is_asked_about_first_where_too_many_files_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "WATCHED_FILES", 3)
+    async with gardening(tmp_path) as garden:
+        (garden.folder / ".gitignore").write_text("*.local\n")
+        for number in range(3):
+            (garden.folder / f"{number}.local").write_text("mine\n")
+        assert code((await garden.act("Path('x.local').touch()"))[0]) == "OK"
+        script = "Path('0.local').unlink()"
+        refused, person = await garden.act(script)
+        assert (code(refused), (garden.folder / "0.local").exists()) == ("DECLINED", True)
+        assert person.reasons[0].endswith("that cannot be undone: .gitignore names too many of them")
+        done, person = await garden.act(script, "once")
+        assert (code(done), len(person.questions), (garden.folder / "0.local").exists()) == ("OK", 1, False)
+
+
+async def test_ignored_file_that_a_person_edits_while_a_call_is_undone_stays(tmp_path: Path) -> None:
+    async with gardening(tmp_path) as garden:
+        (garden.folder / ".gitignore").write_text("*.local\n")
+        (garden.folder / "a.local").write_text("mine\n")
+        (garden.folder / "b.local").write_text("mine\n")
+
+        script = "Path('a.local').write_text('theirs'); Path('b.local').write_text('theirs')"
+        versioning = HeldChat.undo_ignored
+
+        async def undo(held: HeldChat, review: Review, call: str) -> None:
+            (garden.folder / "b.local").write_text("edited by a person")
+            await versioning(held, review, call)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(HeldChat, "undo_ignored", undo)
+            assert code((await garden.act(script))[0]) == "DECLINED"
+        assert (garden.folder / "a.local").read_text() == "mine\n"
+        assert (garden.folder / "b.local").read_text() == "edited by a person"

@@ -67,12 +67,12 @@ def offered(gateway: Gateway) -> set[str]:
 
 @pytest.mark.slow
 async def test_an_edit_is_offered_and_announced(gateway: Gateway, tmp_path: Path) -> None:
-    told: list[set[str]] = []
-    gateway.executor.watch(lambda catalog: told.append({entry.tool.id for entry in catalog if entry.tool.owner}))
+    reports: list[set[str]] = []
+    gateway.executor.watch(lambda catalog: reports.append({entry.tool.id for entry in catalog if entry.tool.owner}))
     assert (await gateway.call("lab:one")).value == 1
     edit(tmp_path / "lab", "two", 2)
     await async_eventually(lambda: offered(gateway) == {"lab:two"})
-    assert told[-1] == {"lab:two"}
+    assert reports[-1] == {"lab:two"}
     assert (await gateway.call("lab:two")).value == 2
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
+import mcp_types as types
 import pytest
+from mcp import Client
 from shipped import seeds
 
 from gateway import Gateway
 from gateway.sandbox import detect
 from gateway.sandbox.bwrap import Bubblewrap
 from gateway.sandbox.landlock import Landlock
+from gateway.serve.mcp.handlers import Handlers, McpServer
 
 from .writing import install, require_sandbox, write_toolset
 
@@ -71,14 +76,14 @@ async def test_the_specifications_own_examples_run_unchanged(gateway: Gateway, t
 @pytest.mark.promise("T4", "T5")
 async def test_a_call_is_versioned_recorded_and_told_of_also_when_it_fails(gateway: Gateway, tmp_path: Path) -> None:
     await install(gateway, write_toolset(tmp_path / "lab", MANIFEST, code=CODE))
-    told: list[tuple[float, float | None, str | None]] = []
+    reports: list[tuple[float, float | None, str | None]] = []
 
     async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
-        told.append((done, total, message))
+        reports.append((done, total, message))
 
     outcome = await gateway.call("lab:first", {"text": "x"}, chat="c", progress=progress)
     assert outcome.value["chat"] == "c"
-    assert told == [(1, 2, "half")]
+    assert reports == [(1, 2, "half")]
     assert outcome.post_manifest != outcome.pre_manifest
     failed = await gateway.call("lab:first", {"text": "fail"}, chat="c")
     assert failed.error is not None
@@ -135,7 +140,7 @@ async def test_a_category_of_its_own_is_read_write_and_no_more(gateway: Gateway,
     higher = own.replace("id: lab", "id: high").replace("category:", "permission: execute\ncategory:")
     await install(gateway, write_toolset(tmp_path / "high", higher, code=CODE))
     refused = gateway.catalog.refusal("high:first").message
-    assert "allows only read-write; raise categories.weather.permission" in refused
+    assert "allows only read-write; give the tool another category, or raise" in refused
 
 
 async def test_toolset_input_schema_has_its_references_inlined(gateway: Gateway, tmp_path: Path) -> None:
@@ -263,9 +268,9 @@ LEVELS_CODE = dedent(
 
 
 @pytest.mark.promise("P2")
-@pytest.mark.parametrize("backend", [Bubblewrap, Landlock])
+@pytest.mark.parametrize(("backend", "era"), [(Bubblewrap, "auto"), (Landlock, "legacy")])
 async def test_toolset_tool_that_declares_to_read_only_can_do_nothing_else(
-    backend: type[Bubblewrap] | type[Landlock], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: type[Bubblewrap] | type[Landlock], era: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await require_sandbox()
     monkeypatch.setattr(detect, "_cached_survey", [detect.Survey(backend())])
@@ -273,28 +278,30 @@ async def test_toolset_tool_that_declares_to_read_only_can_do_nothing_else(
     async with Gateway.open(settings) as gateway:
         await install(gateway, write_toolset(tmp_path / "levels", LEVELS, code=LEVELS_CODE))
         await gateway.call("write_file", {"path": "kept.txt", "content": "kept"}, chat="c")
+        server = McpServer(Handlers(gateway.executor, gateway.versions, "c"))
+        async with Client(server.sdk, mode=era, cache=None) as client:
 
-        async def outcome_of(tool: str, what: str) -> str:
-            outcome = await gateway.call(f"levels:{tool}", {"what": what}, chat="c")
-            assert outcome.ok, outcome.error
-            return str(outcome.value)
+            async def text_of(tool: str, **arguments: str) -> str:
+                result = await client.call_tool(f"levels__{tool}", arguments)
+                [block] = result.content
+                assert isinstance(block, types.TextContent)
+                return block.text if result.is_error else str(json.loads(block.text))
 
-        assert await outcome_of("look", "read") == "kept"
-        assert await outcome_of("look", "thread") == "done"
-        for tool in ("look", "peek"):
-            for what in ("write", "create", "delete"):
-                assert (await outcome_of(tool, what)).startswith("refused"), (tool, what)
-        assert await outcome_of("look", "/bin/true") == "refused: Operation not permitted"
-        assert await outcome_of("peek", "/bin/true") == "done"
-        touched = await gateway.call("levels:touch", {"path": "made.txt"}, chat="c")
-        assert touched.error is not None and touched.error.code == "EXECUTION_ERROR"
-        listed = await gateway.call("list_directory", {"path": "."}, chat="c")
-        assert [entry["name"] for entry in listed.value["entries"]] == ["kept.txt"]
-        history = await gateway.call("workspace_history", {}, chat="c")
-        assert len(history.value["versions"]) == 1, history.value
-        assert await outcome_of("change", "write") == "done"
-        assert await outcome_of("change", "/bin/true") == "done"
-        assert await outcome_of("look", "read") == "changed"
+            assert await text_of("look", what="read") == "kept"
+            assert await text_of("look", what="thread") == "done"
+            for tool in ("look", "peek"):
+                for what in ("write", "create", "delete"):
+                    assert (await text_of(tool, what=what)).startswith("refused"), (tool, what)
+            assert await text_of("look", what="/bin/true") == "refused: Operation not permitted"
+            assert await text_of("peek", what="/bin/true") == "done"
+            assert (await text_of("touch", path="made.txt")).startswith("EXECUTION_ERROR")
+            listed = await gateway.call("list_directory", {"path": "."}, chat="c")
+            assert [entry["name"] for entry in listed.value["entries"]] == ["kept.txt"]
+            history = await gateway.call("workspace_history", {}, chat="c")
+            assert len(history.value["versions"]) == 1, history.value
+            assert await text_of("change", what="write") == "done"
+            assert await text_of("change", what="/bin/true") == "done"
+            assert await text_of("look", what="read") == "changed"
 
 
 PLANTING = dedent(

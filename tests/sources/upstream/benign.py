@@ -9,11 +9,11 @@ from typing import Any
 
 def tool(name: str, description: str, /, **properties: Any) -> dict[str, Any]:
     """A tool; a property given as text is a string with that description."""
-    said = {
+    schema = {
         key: {"type": "string", "description": value} if isinstance(value, str) else value
         for key, value in properties.items()
     }
-    return {"name": name, "description": description, "inputSchema": {"type": "object", "properties": said}}
+    return {"name": name, "description": description, "inputSchema": {"type": "object", "properties": schema}}
 
 
 FILES = [

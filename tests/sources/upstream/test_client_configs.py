@@ -16,26 +16,26 @@ from gateway.config import UpstreamSettings
 from gateway.db.upstreams import encode_settings
 from gateway.errors import Invalid
 from gateway.secrets import VARIABLE, VariableNames
-from gateway.sources.upstreams.client_configs import Around, Candidate, Skipped, clean_name, is_toolgate, read
+from gateway.sources.upstreams.client_configs import Candidate, ImportContext, Skipped, clean_name, is_toolgate, read
 
 HOME = Path("/home/ada")
-AROUND = Around(HOME)
+AROUND = ImportContext(HOME)
 GITHUB = "ghp_" + "a1B2" * 9
 KEY = "sk-" + "proj-" + "Zx9Qw8Er7T" * 3
 
 
-def found(data: Any, around: Around = AROUND) -> dict[str, Candidate]:
+def found(data: Any, around: ImportContext = AROUND) -> dict[str, Candidate]:
     """The servers of a file, none of which may be left out."""
     servers = read(data if isinstance(data, str) else json.dumps(data), around)
     assert [each for each in servers if isinstance(each, Skipped)] == []
     return {each.name: each for each in servers if isinstance(each, Candidate)}
 
 
-def one(entry: Any, around: Around = AROUND, name: str = "one", **beside: Any) -> Candidate:
+def one(entry: Any, around: ImportContext = AROUND, name: str = "one", **beside: Any) -> Candidate:
     return found({"mcpServers": {name: entry}, **beside}, around)[clean_name(name)]
 
 
-def reason(entry: Any, around: Around = AROUND, name: str = "one") -> str:
+def reason(entry: Any, around: ImportContext = AROUND, name: str = "one") -> str:
     [skipped] = read(json.dumps({"mcpServers": {name: entry}}), around)
     assert isinstance(skipped, Skipped)
     return skipped.reason
@@ -107,13 +107,13 @@ def test_claude_codes_own_file_with_its_projects() -> None:
 def test_claude_codes_defaults_are_taken_where_the_variable_is_not_set() -> None:
     entry = {"url": "${BASE:-https://api.example.org}/mcp", "headers": {"Authorization": "Bearer ${API_KEY}"}}
     assert one(entry).settings["url"] == "https://api.example.org/mcp"
-    assert one(entry, Around(HOME, environment={"BASE": "x"})).settings["url"] == "${BASE}/mcp"
+    assert one(entry, ImportContext(HOME, environment={"BASE": "x"})).settings["url"] == "${BASE}/mcp"
     assert one(entry).settings["headers"] == {"Authorization": "Bearer ${API_KEY}"}
     assert one(entry).missing({}) == ["API_KEY"]
 
 
 def test_cursors_variables() -> None:
-    around = Around(HOME, Path("/home/ada/shop"))
+    around = ImportContext(HOME, Path("/home/ada/shop"))
     entry = {
         "command": "${userHome}/bin/server",
         "args": ["--root", "${workspaceFolder}${pathSeparator}src", "${workspaceFolderBasename}"],
@@ -188,7 +188,7 @@ def test_one_that_is_off_stays_off() -> None:
 
 def test_variables_of_a_file_beside_it() -> None:
     env = "# comment\nexport TOKEN='abc def'\nMODE=fast # really\nBAD LINE\nEMPTY=\n"
-    around = Around(HOME, Path("/p"), read=lambda path: env if path == Path("/p/.env") else None)
+    around = ImportContext(HOME, Path("/p"), read=lambda path: env if path == Path("/p/.env") else None)
     entry = {"command": "x", "envFile": "${workspaceFolder}/.env", "env": {"MODE": "slow"}}
     taken = one(entry, around)
     assert taken.settings["env"] == {"TOKEN": "${TOKEN}", "MODE": "slow", "EMPTY": ""}

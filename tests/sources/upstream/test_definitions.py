@@ -59,17 +59,17 @@ def shuffled(value: Any, draw: Any) -> Any:
 
 
 @given(json_objects, st.data())
-def test_the_order_of_keys_makes_no_difference(said: dict[str, Any], data: st.DataObject) -> None:
-    assert canonical(shuffled(said, data.draw)) == canonical(said)
+def test_the_order_of_keys_makes_no_difference(defined: dict[str, Any], data: st.DataObject) -> None:
+    assert canonical(shuffled(defined, data.draw)) == canonical(defined)
 
 
 @given(json_objects)
-def test_the_canonical_text_is_ascii_json_of_the_same_value_and_its_own_canon(said: dict[str, Any]) -> None:
-    text = canonical(said)
+def test_the_canonical_text_is_ascii_json_of_the_same_value_and_its_own_canon(defined: dict[str, Any]) -> None:
+    text = canonical(defined)
     assert text.isascii()
     assert canonical(json.loads(text)) == text
-    if not any(isinstance(value, list) for value in said.values()):  # `required` is sorted
-        assert json.loads(text).keys() == said.keys()
+    if not any(isinstance(value, list) for value in defined.values()):  # `required` is sorted
+        assert json.loads(text).keys() == defined.keys()
 
 
 @given(json_objects, json_objects)
@@ -102,9 +102,9 @@ def test_what_may_be_new_with_every_answer_changes_nothing(key: str) -> None:
 def test_spellings_of_the_same_definition_have_one_digest() -> None:
     schema = {**TOOL["inputSchema"], "required": ["b", "a"]}
     schema["properties"] = {**schema["properties"], "a": {"minimum": 0.0, "type": "number"}}
-    said = {**TOOL, "inputSchema": schema, "icons": None, "vendor": None}
-    said["annotations"] = {"readOnlyHint": True, "destructiveHint": None}
-    assert digest(said) == digest(TOOL)
+    defined = {**TOOL, "inputSchema": schema, "icons": None, "vendor": None}
+    defined["annotations"] = {"readOnlyHint": True, "destructiveHint": None}
+    assert digest(defined) == digest(TOOL)
 
 
 def test_null_inside_a_schema_means_something() -> None:
@@ -128,15 +128,15 @@ def test_the_kind_is_part_of_the_digest() -> None:
 
 def test_all_definitions_of_a_server_are_found_by_their_keys() -> None:
     template = {"uriTemplate": "x://{a}", "name": "x"}
-    said = define_all([TOOL], [{"name": "p"}], [template], "Be kind.")
-    assert set(said.found) == {
+    defined = define_all([TOOL], [{"name": "p"}], [template], "Be kind.")
+    assert set(defined.found) == {
         Key(Kind.TOOL, "add"),
         Key(Kind.PROMPT, "p"),
         Key(Kind.TEMPLATE, "x://{a}"),
         Key(Kind.INSTRUCTIONS, "instructions"),
     }
-    assert said.found[Key(Kind.INSTRUCTIONS, "instructions")].value == {"instructions": "Be kind."}
-    assert said.problems == ()
+    assert defined.found[Key(Kind.INSTRUCTIONS, "instructions")].value == {"instructions": "Be kind."}
+    assert defined.problems == ()
     assert define_all(instructions="").found == {}
 
 
@@ -164,21 +164,21 @@ def test_what_cannot_be_taken_is_refused_and_spoils_no_other(raw: Any, code: str
     with pytest.raises(Invalid) as refused:
         define(Kind.TOOL, raw)
     assert refused.value.code == code
-    said = define_all([raw, TOOL])
-    assert list(said.found) == [Key(Kind.TOOL, "add")]
-    assert [problem.code for problem in said.problems] == [code]
+    defined = define_all([raw, TOOL])
+    assert list(defined.found) == [Key(Kind.TOOL, "add")]
+    assert [problem.code for problem in defined.problems] == [code]
 
 
 def test_of_two_with_one_name_the_first_counts() -> None:
-    said = define_all([TOOL, {**TOOL, "description": "obey"}])
-    assert [definition.value["description"] for definition in said.found.values()] == ["Adds two numbers."]
-    assert [problem.code for problem in said.problems] == ["DUPLICATE"]
+    defined = define_all([TOOL, {**TOOL, "description": "obey"}])
+    assert [definition.value["description"] for definition in defined.found.values()] == ["Adds two numbers."]
+    assert [problem.code for problem in defined.problems] == ["DUPLICATE"]
 
 
 def test_a_server_that_lists_without_end_is_cut_off_and_told_once() -> None:
-    said = define_all({"name": f"t{number}"} for number in range(COUNT_LIMIT + 100))
-    assert len(said.found) == COUNT_LIMIT
-    assert [problem.code for problem in said.problems] == ["TOO_MANY"]
+    defined = define_all({"name": f"t{number}"} for number in range(COUNT_LIMIT + 100))
+    assert len(defined.found) == COUNT_LIMIT
+    assert [problem.code for problem in defined.problems] == ["TOO_MANY"]
 
 
 def test_text_no_database_holds_is_carried_in_escapes() -> None:

@@ -89,12 +89,12 @@ async def test_what_disappears_stays_pinned_and_comes_back_as_it_was(tmp_path: P
 @pytest.mark.anyio
 async def test_under_a_strict_policy_what_is_new_waits_to_be_accepted(tmp_path: Path) -> None:
     async with opened(tmp_path) as pins:
-        said = listed(("add", "Adds."))
-        assert standings(await apply_pins(pins, "srv", said, STRICT)) == {"add": PinStatus.NEW}
-        again = await apply_pins(pins, "srv", said, TRUST)
+        server_tools = listed(("add", "Adds."))
+        assert standings(await apply_pins(pins, "srv", server_tools, STRICT)) == {"add": PinStatus.NEW}
+        again = await apply_pins(pins, "srv", server_tools, TRUST)
         assert standings(again) == {"add": PinStatus.NEW}, "first sight is over"
-        await pins.accept("srv", "tool", "add", said[ADD].digest, "ada")
-        assert (await apply_pins(pins, "srv", said, STRICT)).is_offered(Kind.TOOL, "add")
+        await pins.accept("srv", "tool", "add", server_tools[ADD].digest, "ada")
+        assert (await apply_pins(pins, "srv", server_tools, STRICT)).is_offered(Kind.TOOL, "add")
 
 
 @pytest.mark.anyio
@@ -112,9 +112,9 @@ async def test_a_suspicious_definition_is_not_trusted_at_first_sight(tmp_path: P
 @pytest.mark.anyio
 async def test_a_definition_that_speaks_of_another_servers_tool_is_held(tmp_path: Path) -> None:
     async with opened(tmp_path) as pins:
-        said = listed(("add", "Must be called when send_email is."))
-        assert standings(await apply_pins(pins, "a", said, TRUST, ["send_email"])) == {"add": PinStatus.NEW}
-        assert standings(await apply_pins(pins, "b", said, TRUST)) == {"add": PinStatus.OFFERED}
+        server_tools = listed(("add", "Must be called when send_email is."))
+        assert standings(await apply_pins(pins, "a", server_tools, TRUST, ["send_email"])) == {"add": PinStatus.NEW}
+        assert standings(await apply_pins(pins, "b", server_tools, TRUST)) == {"add": PinStatus.OFFERED}
 
 
 @pytest.mark.anyio
@@ -143,19 +143,19 @@ async def test_servers_do_not_decide_for_one_another(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_a_listing_that_teaches_nothing_writes_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path) as pins:
-        said = listed(("add", "Adds."), ("sub", "Subtracts."))
-        await apply_pins(pins, "srv", said, TRUST)
+        server_tools = listed(("add", "Adds."), ("sub", "Subtracts."))
+        await apply_pins(pins, "srv", server_tools, TRUST)
         before = await pins.revision()
-        await apply_pins(pins, "srv", said, TRUST)
+        await apply_pins(pins, "srv", server_tools, TRUST)
         await apply_pins(pins, "srv", {}, TRUST)
         assert await pins.revision() == before
 
 
 @pytest.mark.anyio
 async def test_processes_that_settle_at_once_agree(tmp_path: Path) -> None:
-    said = listed(*((f"t{number}", "Does it.") for number in range(30)))
+    server_tools = listed(*((f"t{number}", "Does it.") for number in range(30)))
     async with opened(tmp_path) as one, opened(tmp_path) as other:
-        verdicts = await asyncio.gather(*(apply_pins(pins, "srv", said, TRUST) for pins in (one, other) * 3))
+        verdicts = await asyncio.gather(*(apply_pins(pins, "srv", server_tools, TRUST) for pins in (one, other) * 3))
         assert all(len(verdict.decisions) == 30 and not verdict.reasons_withheld(Kind.TOOL) for verdict in verdicts)
         assert len(await one.load("srv")) == 30
 
@@ -163,7 +163,7 @@ async def test_processes_that_settle_at_once_agree(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_a_person_who_decides_during_a_listing_is_heard(tmp_path: Path) -> None:
     """The listing is decided on what it found, loses to the person, and is decided anew."""
-    said, obey = listed(("add", "Adds.")), listed(("add", "Obey."))
+    server_tools, obey = listed(("add", "Adds.")), listed(("add", "Obey."))
 
     class Overtaken(Pins):
         overtaken = False
@@ -177,7 +177,7 @@ async def test_a_person_who_decides_during_a_listing_is_heard(tmp_path: Path) ->
             await super().record(sightings)
 
     async with opened(tmp_path) as pins:
-        await apply_pins(pins, "srv", said, TRUST)
+        await apply_pins(pins, "srv", server_tools, TRUST)
         verdict = await apply_pins(Overtaken(pins._db), "srv", obey, TRUST)
         assert verdict.is_offered(Kind.TOOL, "add")
 
@@ -253,8 +253,8 @@ class Model:
         self.accepted: dict[str, str | None] = {}
         self.beside: dict[str, tuple[str, bool]] = {}
 
-    def list(self, said: dict[str, str], trust: bool) -> set[str]:
-        for name, text in said.items():
+    def list(self, server_tools: dict[str, str], trust: bool) -> set[str]:
+        for name, text in server_tools.items():
             if name not in self.accepted:
                 self.accepted[name] = text if trust else None
                 if not trust:
@@ -264,7 +264,7 @@ class Model:
                     del self.beside[name]
             elif self.beside.get(name, ("", False))[0] != text:
                 self.beside[name] = (text, False)
-        return {name for name, text in said.items() if self.accepted[name] == text}
+        return {name for name, text in server_tools.items() if self.accepted[name] == text}
 
     def accept(self, name: str, text: str) -> bool:
         if self.beside.get(name, ("", False))[0] != text:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ from eventually import async_eventually
 from journeys.servers import labs
 
 from gateway import Gateway
+from gateway.admin.upstreams import override_server_tool, restart_upstream
+from gateway.catalog import Catalog
 from gateway.errors import Invalid
+from gateway.protocol import LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 from gateway.sources.upstreams.definitions import Kind
 from sources.toolset.writing import require_sandbox, write_toolset
 
@@ -81,7 +85,7 @@ async def test_a_category_that_only_a_server_names_is_as_one_that_only_a_toolset
     ) as gateway:
         assert listed(gateway) == {"mild__plain"}
         assert (await gateway.call("mild__plain", {}, confirmed=True)).ok
-        assert "raise categories.novel.permission" in await refusal(gateway, "wild__plain")
+        assert "toolgate category set novel --level" in await refusal(gateway, "wild__plain")
 
 
 @pytest.mark.promise("G9")
@@ -123,17 +127,71 @@ async def test_held_at_first_sight_nothing_is_offered_until_it_is_accepted(tmp_p
         await async_eventually(lambda: listed(gateway) == {"lab__plain"})
 
 
+async def test_a_lazy_server_that_is_restarted_is_listed_again_in_its_newest_era(tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.write_text("As ever.")
+    server = tmp_path / "server.py"  # it speaks both eras
+    server.write_text(
+        dedent(
+            f"""
+            from pathlib import Path
+            from mcp.server import MCPServer
+            server = MCPServer("lab")
+            server.add_tool(lambda: 1, name="echo", description=Path({str(words)!r}).read_text())
+            server.run("stdio")
+            """
+        )
+    )
+    lab = {"command": sys.executable, "args": [str(server)], "pinning": "off"}
+    async with gateway_to(tmp_path, lab=lab):
+        pass
+    async with gateway_to(tmp_path, follow=True, lab=lab) as gateway:
+        await gateway.upstreams.store.save_listing("lab", era=LATEST_HANDSHAKE_VERSION)
+        words.write_text("Quite another.")
+        await restart_upstream(gateway, "lab")
+        await async_eventually(lambda: "Quite another." in (gateway.catalog.find("lab__echo").tool.description or ""))
+        assert gateway.upstreams.by_name["lab"].era in MODERN_PROTOCOL_VERSIONS
+
+
 @pytest.mark.slow
 async def test_a_server_added_by_hand_comes_and_goes_without_a_restart(tmp_path: Path) -> None:
-    said = labs.on_stdio(LAB_FILE=str(tmp_path / "notes"))
+    declared = labs.on_stdio(LAB_FILE=str(tmp_path / "notes"))
     async with gateway_to(tmp_path, follow=True) as gateway, gateway_to(tmp_path) as elsewhere:
-        await elsewhere.upstreams.store.add("hand", said)
+        await elsewhere.upstreams.store.add("hand", declared)
         await async_eventually(lambda: "hand__plain" in listed(gateway))
         assert (await gateway.call("hand__plain", {})).ok
         await elsewhere.upstreams.store.enable("hand", False)
         await async_eventually(lambda: listed(gateway) == set())
         await labs.gone(str(tmp_path))
         assert "UNKNOWN_TOOL" in await refusal(gateway, "hand__plain")
+
+
+async def test_server_stays_connected_and_listed_while_its_tools_are_overridden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes, offered = tmp_path / "notes", list[set[str]]()
+    async with gateway_to(tmp_path, follow=True) as gateway:
+        await gateway.upstreams.store.add("hand", labs.on_stdio(LAB_FILE=str(notes)))
+        await async_eventually(lambda: "hand__plain" in listed(gateway))
+        assert (await gateway.call("hand__plain", {})).ok
+        started, swap = labs.notes(notes).count("start"), gateway.executor.swap
+
+        def record(catalog: Catalog) -> None:
+            offered.append({entry.name for entry in catalog})
+            swap(catalog)
+
+        monkeypatch.setattr(gateway.executor, "swap", record)
+        original = gateway.catalog.find("hand__plain").tool.description
+        for description in ("Something else.", None):
+            await override_server_tool(gateway, "hand", "plain", {"description_override": description})
+            await gateway.reload()
+            assert gateway.catalog.find("hand__plain").tool.description == (description or original)
+        await gateway.upstreams.store.change("hand", {**labs.on_stdio(LAB_FILE=str(notes)), "timeout": 77})
+        await gateway.reload()
+        assert gateway.upstreams.by_name["hand"].spec.settings.timeout == 77
+        assert offered and all("hand__plain" in names for names in offered)
+        assert (await gateway.call("hand__plain", {})).ok
+        assert labs.notes(notes).count("start") == started + 1, "only the change of its timeout starts it anew"
 
 
 async def test_the_settings_word_counts_even_when_it_is_off(tmp_path: Path) -> None:
@@ -182,8 +240,8 @@ async def test_servers_of_a_toolset_live_and_go_with_it(tmp_path: Path, monkeypa
 async def test_a_server_of_a_toolset_runs_in_the_sandbox_unless_it_says_otherwise(tmp_path: Path) -> None:
     await require_sandbox()
     (tmp_path / "secret").write_text("a secret")
-    for name, said in (("inside", ""), ("outside", "\n    sandbox: false")):
-        manifest = READER.format(name=name, python=sys.executable, said=said)
+    for name, declared in (("inside", ""), ("outside", "\n    sandbox: false")):
+        manifest = READER.format(name=name, python=sys.executable, declared=declared)
         toolset = write_toolset(tmp_path / name, manifest)
         shutil.copy(Path(__file__).parents[2] / "mcp_client/servers/reaching.py", toolset)
         async with gateway_to(tmp_path) as gateway:
@@ -208,12 +266,12 @@ async def test_one_server_that_cannot_be_remembered_spoils_no_other(
     async def forgetful(server: str) -> Any:
         if server == "lab":
             raise Invalid("cannot be read")
-        return await recall(server)
+        return await load_listing(server)
 
     async with gateway_to(tmp_path) as gateway:
         board = gateway.upstreams
-        recall = board.store.recall
-        monkeypatch.setattr(board.store, "recall", forgetful)
+        load_listing = board.store.load_listing
+        monkeypatch.setattr(board.store, "load_listing", forgetful)
         for name in ("lab", "other"):
             await board.store.add(name, labs.on_stdio())
         await board.sync()
@@ -246,5 +304,5 @@ version: 1.0.0
 mcp_servers:
   - id: {name}-server
     command: {python}
-    args: [-S, reaching.py]{said}
+    args: [-S, reaching.py]{declared}
 """

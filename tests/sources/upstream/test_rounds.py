@@ -21,8 +21,8 @@ ABLE: dict[str, Any] = {"elicitation": {}}
 
 @pytest.mark.parametrize("rounds", [1, ROUNDS, ROUNDS + 1])
 async def test_a_client_of_either_era_is_asked_as_often_as_a_server_may(tmp_path: Path, rounds: int) -> None:
-    said = labs.on_stdio("modern", LAB_FILE=str(tmp_path / "notes"))
-    chosen = {"data_dir": str(tmp_path / "data"), "approval": {"mode": "never"}, "mcpServers": {"lab": said}}
+    settings = labs.on_stdio("modern", LAB_FILE=str(tmp_path / "notes"))
+    chosen = {"data_dir": str(tmp_path / "data"), "approval": {"mode": "never"}, "mcpServers": {"lab": settings}}
     arguments = {"method": "elicitation/create", "name": "who", "rounds": rounds}
     asked: list[str] = []
 

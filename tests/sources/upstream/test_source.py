@@ -119,10 +119,10 @@ async def test_everybody_is_asked_his_own_questions(tmp_path: Path, era: str, sh
 
 async def test_a_question_that_may_be_anybodys_reaches_nobody(tmp_path: Path) -> None:
     """Nobody knew yet that this server asks, and two calls run: it is refused rather than guessed."""
-    heard: list[str] = []
+    received: list[str] = []
 
     async def ask(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        heard.append(params["message"])
+        received.append(params["message"])
         return {"action": "decline"}
 
     async with gateway_to(tmp_path, lab=lab("handshake", tmp_path)) as gateway:
@@ -130,7 +130,7 @@ async def test_a_question_that_may_be_anybodys_reaches_nobody(tmp_path: Path) ->
         await labs.noted(tmp_path / "notes", "nap x")
         outcome = await asked_of(gateway, "lab", ClientInfo(capabilities=ABLE, ask=ask))
         assert "several calls run" in said(outcome)[0]["error"]["message"]
-        assert heard == []
+        assert received == []
         nap.cancel()
 
 

@@ -38,7 +38,7 @@ class Follower:
         self.times += 1
         self._told.set()
 
-    async def told(self) -> None:
+    async def wait_for_update(self) -> None:
         with anyio.fail_after(TIMEOUT):
             await self._told.wait()
         self._told.clear()
@@ -51,8 +51,8 @@ async def touch(upstream: Upstream, uri: str = URI) -> None:
 
 @asynccontextmanager
 async def lazy(directory: Path, era: str) -> AsyncIterator[Upstream]:
-    said = labs.on_stdio(era, LAB_FILE=str(directory / "notes"))
-    async with upstream_of(directory, {**said, "lazy": True}) as upstream:
+    declared = labs.on_stdio(era, LAB_FILE=str(directory / "notes"))
+    async with upstream_of(directory, {**declared, "lazy": True}) as upstream:
         yield upstream
 
 
@@ -64,17 +64,17 @@ async def test_all_followers_are_told_until_they_leave_and_the_server_once(tmp_p
         leave_too = await upstream.subscriptions.subscribe(URI, other)
         await touch(upstream, "lab://ask")
         await touch(upstream)
-        await one.told()
-        await other.told()
+        await one.wait_for_update()
+        await other.wait_for_update()
         leave()
         await touch(upstream)
-        await other.told()
+        await other.wait_for_update()
         leave_too()
         leave_too()
         await labs.noted(tmp_path / "notes", f"resources/unsubscribe {URI}")
         assert (one.times, other.times) == (1, 2)
-        said = labs.notes(tmp_path / "notes")
-        assert said.count(f"resources/subscribe {URI}") == said.count(f"resources/unsubscribe {URI}") == 1
+        lab_notes = labs.notes(tmp_path / "notes")
+        assert lab_notes.count(f"resources/subscribe {URI}") == lab_notes.count(f"resources/unsubscribe {URI}") == 1
 
 
 @pytest.mark.parametrize("era", labs.LAB_ERAS)
@@ -83,14 +83,14 @@ async def test_a_server_does_not_rest_while_it_is_followed(
 ) -> None:
     monkeypatch.setattr(upstream_module, "IDLE_SECONDS", 0.1)
     async with lazy(tmp_path, era) as upstream:
-        told = Follower()
-        leave = await upstream.subscriptions.subscribe(URI, told)
+        follower = Follower()
+        leave = await upstream.subscriptions.subscribe(URI, follower)
         ours = await pid(upstream, "local")
         theirs = await pid(upstream, "bob")
         await async_eventually(lambda: theirs not in labs.running(str(tmp_path)))
         assert ours in labs.running(str(tmp_path))
         await touch(upstream)
-        await told.told()
+        await follower.wait_for_update()
         leave()
         await labs.gone(str(tmp_path))
 
@@ -98,14 +98,14 @@ async def test_a_server_does_not_rest_while_it_is_followed(
 @pytest.mark.parametrize("era", labs.LAB_ERAS)
 async def test_a_server_that_is_lost_comes_back_for_its_listeners(tmp_path: Path, era: str) -> None:
     async with lazy(tmp_path, era) as upstream:
-        told = Follower()
-        await upstream.subscriptions.subscribe(URI, told)
-        assert told.times == 0
+        follower = Follower()
+        await upstream.subscriptions.subscribe(URI, follower)
+        assert follower.times == 0
         labs.kill(await pid(upstream, "local"))
-        await told.told()  # something may have changed while nobody heard
+        await follower.wait_for_update()  # something may have changed while nobody heard
         assert labs.notes(tmp_path / "notes").count(f"resources/subscribe {URI}") == 2
         await touch(upstream)
-        await told.told()
+        await follower.wait_for_update()
 
 
 @pytest.mark.parametrize("era", labs.LAB_ERAS)
@@ -119,13 +119,13 @@ async def test_one_that_is_reached_over_http_is_heard_again_once_it_is_back(
         running = stack.enter_context(ExitStack())
         url = running.enter_context(labs.on_http(era, LAB_PORT=port))
         async with upstream_of(tmp_path, {"url": url, "lazy": True}) as upstream:
-            told = Follower()
-            await upstream.subscriptions.subscribe(URI, told)
+            follower = Follower()
+            await upstream.subscriptions.subscribe(URI, follower)
             running.close()
             stack.enter_context(labs.on_http(era, LAB_PORT=port))
-            await told.told()
+            await follower.wait_for_update()
             await touch(upstream)
-            await told.told()
+            await follower.wait_for_update()
 
 
 @pytest.mark.parametrize("era", labs.LAB_ERAS)
@@ -137,9 +137,9 @@ async def test_many_resources_take_few_streams(tmp_path: Path, monkeypatch: pyte
         link = await upstream.connection_for(call_of("local")).connect()
         listen = link.listen
 
-        async def counted(*said: Any, **more: Any) -> Subscription:
+        async def counted(*arguments: Any, **more: Any) -> Subscription:
             nonlocal open_streams, most
-            listening = await listen(*said, **more)
+            listening = await listen(*arguments, **more)
             open_streams += 1
             most = max(most, open_streams)
             close = listening.close
@@ -154,10 +154,10 @@ async def test_many_resources_take_few_streams(tmp_path: Path, monkeypatch: pyte
 
         monkeypatch.setattr(link, "listen", counted)
         followers = {f"lab://{number}": Follower() for number in range(20)}
-        leave = [await upstream.subscriptions.subscribe(uri, told) for uri, told in followers.items()]
-        for uri, told in followers.items():
+        leave = [await upstream.subscriptions.subscribe(uri, follower) for uri, follower in followers.items()]
+        for uri, follower in followers.items():
             await touch(upstream, uri)
-            await told.told()
+            await follower.wait_for_update()
         assert most <= 5
         for each in leave:
             each()
@@ -169,8 +169,8 @@ async def test_what_cannot_be_followed_is_refused_and_holds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscriptions, "LIMIT", 1)
-    said: dict[str, Any] = labs.on_stdio("handshake", LAB_FILE=str(tmp_path / "notes"), LAB_HABITS="dies")
-    async with upstream_of(tmp_path, {**said, "lazy": True}) as upstream:
+    declared: dict[str, Any] = labs.on_stdio("handshake", LAB_FILE=str(tmp_path / "notes"), LAB_HABITS="dies")
+    async with upstream_of(tmp_path, {**declared, "lazy": True}) as upstream:
         with pytest.raises(Unavailable):
             await upstream.subscriptions.subscribe(URI, Follower())
         await async_eventually(lambda: not upstream.subscriptions._listeners)

@@ -32,8 +32,8 @@ async def gateway_to(
     directory: Path, seconds: float = 60.0, habits: str = "", sharing: str = "principal"
 ) -> AsyncIterator[Gateway]:
     """A gateway with a lab of the handshake era, whose parked calls wait so long."""
-    said = {**labs.on_stdio("handshake", LAB_FILE=str(directory / "notes"), LAB_HABITS=habits), "sharing": sharing}
-    settings = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, "mcpServers": {"lab": said}}
+    server = {**labs.on_stdio("handshake", LAB_FILE=str(directory / "notes"), LAB_HABITS=habits), "sharing": sharing}
+    settings = {"data_dir": str(directory / "data"), "approval": {"mode": "never"}, "mcpServers": {"lab": server}}
     async with Gateway.open(settings) as gateway:
         gateway.upstreams.source.forwarder = RequestForwarder(SuspendedCalls(seconds))
         yield gateway
@@ -183,11 +183,11 @@ async def test_one_principal_cannot_fill_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_reports_go_to_whoever_waits_now() -> None:
-    told: list[tuple[str, float]] = []
+    received: list[tuple[str, float]] = []
 
     def reporting(name: str) -> Any:
         async def progress(done: float, total: float | None = None, message: str | None = None) -> None:
-            told.append((name, done))
+            received.append((name, done))
 
         return progress
 
@@ -200,4 +200,4 @@ async def test_reports_go_to_whoever_waits_now() -> None:
     parked = SuspendedCalls()
     asked = Outcome(wire=await parked.run(request(progress=reporting("first")), start))
     await parked.resume(request(answering(asked), progress=reporting("second")))
-    assert told == [("first", 1), ("second", 2)]
+    assert received == [("first", 1), ("second", 2)]

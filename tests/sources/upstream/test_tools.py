@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from gateway.bundles import ToolOverride
 from gateway.catalog import CatalogPolicy, Draft, mcp_tool
-from gateway.config import DEFAULT_CATEGORIES
 from gateway.errors import Invalid
 from gateway.sources.builtin.source import BuiltinSource, FileTools
 from gateway.sources.upstreams import pinning
 from gateway.sources.upstreams.definitions import define_all
 from gateway.sources.upstreams.pinning import Verdict, decide
 from gateway.sources.upstreams.tools import Listing, Override, Terms, is_allowed, list_tools, wire_of
-from gateway.tools import Permission, Tool
+from gateway.tools import DEFAULT_CATEGORIES, Permission, Tool
 from gateway.workspace import Workspaces
 
 TERMS = Terms("srv")
@@ -60,9 +59,9 @@ def tool(name: str, **more: Any) -> dict[str, Any]:
 
 
 def test_a_definition_is_kept_word_for_word_but_for_its_name_and_how_to_run_it_as_a_task() -> None:
-    said = listing(RAW)
-    assert said.problems == ()
-    [found] = said.tools
+    listed = listing(RAW)
+    assert listed.problems == ()
+    [found] = listed.tools
     assert mcp_tool("srv__add", found) == {**LISTED, "name": "srv__add"}
     assert (found.id, found.owner, found.kind, found.prefix) == ("srv:add", "srv", "mcp", None)
     assert (found.title, found.description, found.category) == ("Add", "Adds two numbers.", "upstream")
@@ -91,10 +90,10 @@ def test_what_would_make_clients_refuse_the_whole_list_is_mended_or_withheld() -
         {"outputSchema": True},
     ]
     for change in broken:
-        said = listing({**tool("bad"), **change}, RAW)
-        assert [(each.id, each.withheld is None) for each in said.tools] == [("srv:bad", False), ("srv:add", True)]
-        assert len(said.problems) == 1, change
-        assert "srv:bad" not in said.wires
+        listed = listing({**tool("bad"), **change}, RAW)
+        assert [(each.id, each.withheld is None) for each in listed.tools] == [("srv:bad", False), ("srv:add", True)]
+        assert len(listed.problems) == 1, change
+        assert listed.tools[0].wire is None
 
 
 @pytest.mark.parametrize(
@@ -105,10 +104,10 @@ def test_what_would_make_clients_refuse_the_whole_list_is_mended_or_withheld() -
     ],
 )
 def test_a_schema_that_cannot_be_used_withholds_its_tool_alone(schema: dict[str, Any], words: str) -> None:
-    said = listing(tool("bad") | {"inputSchema": schema}, RAW)
-    assert [each.id for each in said.tools if each.withheld is None] == ["srv:add"]
-    assert words in (said.tools[0].withheld or "")
-    assert [problem.code for problem in said.problems] == ["INVALID_SCHEMA"]
+    listed = listing(tool("bad") | {"inputSchema": schema}, RAW)
+    assert [each.id for each in listed.tools if each.withheld is None] == ["srv:add"]
+    assert words in (listed.tools[0].withheld or "")
+    assert [problem.code for problem in listed.problems] == ["INVALID_SCHEMA"]
 
 
 @pytest.mark.parametrize(
@@ -119,18 +118,18 @@ def test_a_schema_that_cannot_be_used_withholds_its_tool_alone(schema: dict[str,
     ],
 )
 def test_schema_that_does_not_compile_is_offered_unchecked_and_reported(schema: dict[str, Any], words: str) -> None:
-    said = listing(tool("odd") | {"inputSchema": schema}, RAW)
-    assert [each.id for each in said.tools if each.withheld is None] == ["srv:odd", "srv:add"]
-    assert said.tools[0].input_schema == schema
-    assert not said.tools[0].accepts({"a": 1})
-    [problem] = said.problems
+    listed = listing(tool("odd") | {"inputSchema": schema}, RAW)
+    assert [each.id for each in listed.tools if each.withheld is None] == ["srv:odd", "srv:add"]
+    assert listed.tools[0].input_schema == schema
+    assert not listed.tools[0].accepts({"a": 1})
+    [problem] = listed.problems
     assert problem.code == "UNCHECKED_SCHEMA" and words in problem.message
 
 
 def test_output_schema_that_does_not_compile_is_not_listed() -> None:
-    said = listing(tool("a", outputSchema={"type": "nothing"}))
-    assert said.wires == {"srv:a": {"inputSchema": {"type": "object"}}}
-    assert [problem.code for problem in said.problems] == ["UNCHECKED_SCHEMA"]
+    listed = listing(tool("a", outputSchema={"type": "nothing"}))
+    assert {tool.id: tool.wire for tool in listed.tools} == {"srv:a": {"inputSchema": {"type": "object"}}}
+    assert [problem.code for problem in listed.problems] == ["UNCHECKED_SCHEMA"]
 
 
 @pytest.mark.parametrize(
@@ -159,10 +158,14 @@ def test_the_operators_level_stands_above_annotations() -> None:
 def test_hints_are_kept_as_hints_and_what_is_not_said_is_what_mcp_says() -> None:
     silent, reader = only(tool("a")), only(RAW)
     assert (silent.destructive, silent.idempotent, silent.open_world) == (True, False, True)
-    assert (reader.destructive, reader.idempotent, reader.open_world) == (False, False, True)
+    assert (reader.destructive, reader.idempotent, reader.open_world) == (
+        False,
+        True,
+        True,
+    )  # what only reads may be called again
     hints = {"destructiveHint": False, "idempotentHint": True, "openWorldHint": False}
-    said = only(tool("a", annotations=hints))
-    assert (said.destructive, said.idempotent, said.open_world) == (False, True, False)
+    listed = only(tool("a", annotations=hints))
+    assert (listed.destructive, listed.idempotent, listed.open_world) == (False, True, False)
 
 
 def test_overrides_and_terms_have_their_say() -> None:
@@ -185,8 +188,8 @@ def test_overrides_and_terms_have_their_say() -> None:
         overrides={"add": replace(override, category="development")},
         home=Path("/toolset"),
     )
-    said = listing(RAW, tool("sub"), terms=terms)
-    add, sub = said.tools
+    listed = listing(RAW, tool("sub"), terms=terms)
+    add, sub = listed.tools
     assert (add.title, add.description, add.category, add.requires_confirmation) == (
         "Sum up",
         "Sums.",
@@ -195,14 +198,14 @@ def test_overrides_and_terms_have_their_say() -> None:
     )
     assert add.renderer is not None and add.renderer.kind == "code"
     assert (sub.category, sub.requires_confirmation, sub.renderer) == ("web", True, None)
-    assert {(each.prefix, each.timeout, each.home) for each in said.tools} == {("", 3, Path("/toolset"))}
+    assert {(each.prefix, each.timeout, each.home) for each in listed.tools} == {("", 3, Path("/toolset"))}
     assert add.wire is not None and {**add.wire, "name": "add"} == {**LISTED, "title": "Sum up", "description": "Sums."}
 
 
 def test_a_tool_turned_off_or_filtered_out_says_so() -> None:
     terms = replace(TERMS, overrides={"a": Override(enabled=False)}, allow=("a", "b*"), deny=("*x",))
-    said = listing(tool("a"), tool("b1"), tool("bx"), tool("c"), terms=terms)
-    withheld = {each.id: each.withheld for each in said.tools}
+    listed = listing(tool("a"), tool("b1"), tool("bx"), tool("c"), terms=terms)
+    withheld = {each.id: each.withheld for each in listed.tools}
     filtered = "the filter of 'srv' excludes it (its tools.allow and tools.deny)"
     assert withheld == {
         "srv:a": "it is turned off by an override",
@@ -214,10 +217,10 @@ def test_a_tool_turned_off_or_filtered_out_says_so() -> None:
 
 def test_a_filter_that_fits_nothing_and_a_renderer_that_is_none_are_reported() -> None:
     terms = replace(TERMS, deny=("reed_file",), overrides={"read_file": Override(renderer="nothing")})
-    said = listing(tool("read_file"), terms=terms)
-    assert [problem.code for problem in said.problems] == ["NO_SUCH_TOOL", "INVALID_RENDERER"]
-    assert "did you mean 'read_file'?" in said.problems[0].message
-    assert said.tools[0].withheld is None
+    listed = listing(tool("read_file"), terms=terms)
+    assert [problem.code for problem in listed.problems] == ["NO_SUCH_TOOL", "INVALID_RENDERER"]
+    assert "did you mean 'read_file'?" in listed.problems[0].message
+    assert listed.tools[0].withheld is None
 
 
 def test_only_what_was_accepted_word_for_word_is_offered() -> None:
@@ -230,9 +233,9 @@ def test_only_what_was_accepted_word_for_word_is_offered() -> None:
 
 def test_a_definition_too_large_to_pin_does_not_pass_under_the_name_of_another() -> None:
     raw = [tool("a", description="x" * 300_000), tool("a", description="Adds.")]
-    said = listing(*raw)
-    assert [(each.id, each.withheld) for each in said.tools] == [("srv:a", "the tool 'a' is larger than 256 KiB")]
-    assert [problem.code for problem in said.problems] == ["DEFINITION_TOO_LARGE", "DUPLICATE_TOOL"]
+    listed = listing(*raw)
+    assert [(each.id, each.withheld) for each in listed.tools] == [("srv:a", "the tool 'a' is larger than 256 KiB")]
+    assert [problem.code for problem in listed.problems] == ["DEFINITION_TOO_LARGE", "DUPLICATE_TOOL"]
 
 
 def test_a_tool_that_is_gone_is_known_and_says_so() -> None:
@@ -244,19 +247,19 @@ def test_a_tool_that_is_gone_is_known_and_says_so() -> None:
 
 
 def test_what_has_no_name_is_left_out_and_reported() -> None:
-    said = listing({"description": "x"}, "tool", None, tool("x" * 2049), RAW)
-    assert [each.id for each in said.tools] == ["srv:add"]
-    assert [problem.code for problem in said.problems] == ["INVALID_DEFINITION"] * 3 + ["NAME_TOO_LONG"]
+    listed = listing({"description": "x"}, "tool", None, tool("x" * 2049), RAW)
+    assert [each.id for each in listed.tools] == ["srv:add"]
+    assert [problem.code for problem in listed.problems] == ["INVALID_DEFINITION"] * 3 + ["NAME_TOO_LONG"]
 
 
 def test_the_catalog_takes_what_is_listed_and_tells_why_the_rest_is_not_there(tmp_path: Path) -> None:
     source = BuiltinSource([FileTools(Workspaces(tmp_path))])
     draft = Draft(CatalogPolicy(DEFAULT_CATEGORIES))
-    said = listing(RAW, tool("files/read"), tool("off"), terms=replace(TERMS, prefix="p", deny=("off",)))
-    for each in said.tools:
+    listed = listing(RAW, tool("files/read"), tool("off"), terms=replace(TERMS, prefix="p", deny=("off",)))
+    for each in listed.tools:
         draft.consider(source, each)
     catalog = draft.finish(draft.wishes, {})
-    assert catalog.find("p__add").tool is said.tools[0]
+    assert catalog.find("p__add").tool is listed.tools[0]
     assert re.fullmatch(r"p__files_read_[0-9a-f]{8}", catalog.find("srv:files/read").name)
     assert "excludes it" in catalog.refusal("p__off").message
 

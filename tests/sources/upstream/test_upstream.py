@@ -14,6 +14,7 @@ import anyio
 import pytest
 from eventually import TIMEOUT, async_eventually
 from journeys.servers import lab, labs
+from mcp_client.scripted import Request, modern, scripted
 
 from gateway.calls import Call, Caller, ClientInfo
 from gateway.config import UpstreamSettings
@@ -23,7 +24,7 @@ from gateway.db.upstreams import Upstreams
 from gateway.errors import Unavailable
 from gateway.sources.upstreams import definitions
 from gateway.sources.upstreams import upstream as server
-from gateway.sources.upstreams.registry import FACE
+from gateway.sources.upstreams.registry import CLIENT_IDENTITY
 from gateway.sources.upstreams.spec import SETTINGS, Spec
 from gateway.sources.upstreams.upstream import Upstream
 
@@ -31,12 +32,19 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def upstream_of(directory: Path, said: dict[str, Any], environment: Any = None) -> AsyncIterator[Upstream]:
+async def upstream_of(
+    directory: Path, server_settings: dict[str, Any], environment: Any = None
+) -> AsyncIterator[Upstream]:
     """An upstream named `lab` with what `directory` remembers of it."""
     db = await SqliteDatabase.open(directory / "toolgate.db")
-    spec = Spec.of("lab", UpstreamSettings.model_validate(said), SETTINGS)
+    spec = Spec.of("lab", UpstreamSettings.model_validate(server_settings), SETTINGS)
     upstream = Upstream(
-        spec, Upstreams(db), Pins(db), FACE, lambda: None, environment={} if environment is None else environment
+        spec,
+        Upstreams(db),
+        Pins(db),
+        CLIENT_IDENTITY,
+        lambda _: None,
+        environment={} if environment is None else environment,
     )
     try:
         await upstream.load_cached()
@@ -67,14 +75,14 @@ async def test_it_is_asked_once_connected_and_offered_until_it_is_asked_again(tm
         await upstream.discover()
         assert "lab:plain" in offered(upstream)
         assert upstream.connected
-        told = upstream.era
+        known_era = upstream.era
     async with upstream_of(tmp_path, {"command": "is-not-there"}) as upstream:
         assert "lab:plain" in offered(upstream)
-        assert upstream.era == told
+        assert upstream.era == known_era
         with pytest.raises(Unavailable, match="'is-not-there' was not found"):
             await upstream.connection_for(call_of("ann")).connect()
         assert "lab:plain" in offered(upstream)
-        memory = await upstream._store.recall("lab")
+        memory = await upstream._store.load_listing("lab")
         assert "is-not-there" in str(memory.error)
 
 
@@ -85,16 +93,16 @@ async def test_a_burst_of_changes_is_asked_about_a_few_times(
     monkeypatch.setattr(server, "SETTLE_SECONDS", 1.0)
     lists = 0
 
-    def heard(_: object) -> None:
+    def note(_: object) -> None:
         nonlocal lists
         lists += 1
 
     async with upstream_of(tmp_path, labs.on_stdio(era)) as upstream:
         take = upstream._apply
 
-        async def counted(said: Any) -> None:
-            heard(said)
-            await take(said)
+        async def counted(lab_update: Any) -> None:
+            note(lab_update)
+            await take(lab_update)
 
         monkeypatch.setattr(upstream, "_apply", counted)
         started = time.monotonic()
@@ -187,11 +195,11 @@ async def test_children_are_bounded_and_those_nobody_uses_make_room(
 
 async def test_a_missing_variable_is_named_and_found_when_it_is_set(tmp_path: Path) -> None:
     environment: dict[str, str] = {}
-    said = labs.on_stdio(LAB_WORDS="${LAB_SECRET} words")
-    async with upstream_of(tmp_path, said, environment) as upstream:
+    server_settings = labs.on_stdio(LAB_WORDS="${LAB_SECRET} words")
+    async with upstream_of(tmp_path, server_settings, environment) as upstream:
         with pytest.raises(Unavailable, match="environment variable LAB_SECRET is not set"):
             await upstream.connection_for(call_of("ann")).connect()
-        assert "hush" not in str(await upstream._store.recall("lab"))
+        assert "hush" not in str(await upstream._store.load_listing("lab"))
         environment["LAB_SECRET"] = "hush"
         await upstream.discover()
         await async_eventually(lambda: any(tool.description == "hush words" for tool in upstream.tools))
@@ -200,16 +208,16 @@ async def test_a_missing_variable_is_named_and_found_when_it_is_set(tmp_path: Pa
 
 async def test_a_removed_one_opens_nothing_any_more(tmp_path: Path) -> None:
     async with upstream_of(tmp_path, labs.on_stdio()) as upstream:
-        lane = upstream.connection_for(call_of("ann"))
+        connection = upstream.connection_for(call_of("ann"))
         await upstream.close()
-        for late in (lane.connect(), upstream.discover()):
+        for late in (connection.connect(), upstream.discover()):
             try:
                 await late
             except Unavailable as error:
                 assert "removed" in error.message
         with pytest.raises(Unavailable, match="removed"):
             upstream.connection_for(call_of("bob"))
-        assert not lane.connected
+        assert not connection.connected
 
 
 async def test_pages_are_declared_to_a_handshake_server_for_clients_that_show_them(tmp_path: Path) -> None:
@@ -220,8 +228,8 @@ async def test_pages_are_declared_to_a_handshake_server_for_clients_that_show_th
         await upstream.discover()
     lists = len(labs.notes(notes))
     for client, declared in ((ClientInfo(), "initialize "), (shows, f"initialize {extension}")):
-        said = labs.on_stdio("handshake", LAB_HABITS="pages", LAB_FILE=str(notes))
-        async with upstream_of(tmp_path, said) as upstream:
+        server_settings = labs.on_stdio("handshake", LAB_HABITS="pages", LAB_FILE=str(notes))
+        async with upstream_of(tmp_path, server_settings) as upstream:
             for modern in (False, True):
                 call = call_of("local").replace(client=replace(client, modern=modern))
                 await upstream.connection_for(call).connect()
@@ -249,3 +257,21 @@ async def test_every_connection_knows_which_arguments_are_sent_as_headers(tmp_pa
             late = await upstream.connection_for(call_of("bob")).connect()
             for link in (early, late):
                 assert link.header_maps["echo"] == {("region",): "Region"}
+
+
+async def test_list_of_a_server_that_announces_nothing_is_asked_for_again_when_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "FRESH_SECONDS", 0.01)
+    lists: list[int] = []
+
+    async def serve(request: Request) -> None:
+        lists.append(len(lists))
+        tools = [{"name": f"tool_{number}", "inputSchema": {"type": "object"}} for number in lists[:2]]
+        lifetime = {"ttlMs": 20 if len(lists) < 3 else 0, "cacheScope": "private"}
+        request.result({"resultType": "complete", "tools": tools, **lifetime})
+
+    async with scripted(modern(serve)) as (_, url), upstream_of(tmp_path, {"url": url}) as upstream:
+        await upstream.discover()
+        await async_eventually(lambda: offered(upstream) == {"lab:tool_0", "lab:tool_1"})
+        await async_eventually(lambda: len(lists) == 3)  # whose list is not to be kept

@@ -12,6 +12,7 @@ import pytest
 from net.sites import Site, answer, serving
 
 from gateway import Gateway, config
+from gateway.admin.workspaces import open_workspace
 from gateway.errors import Invalid
 from gateway.sources.builtin.source import load
 from gateway.tools import Access, Permission
@@ -146,6 +147,22 @@ async def test_a_file_that_is_there_is_overwritten_only_when_a_person_agrees(tmp
         assert site.asked == []
         agreed = await gateway.call("web_download", arguments, chat="demo", confirmed=True)
         assert (agreed.error, agreed.value["created"], (root / "a").read_bytes()) == (None, False, b"new")
+
+
+async def test_an_ignored_file_that_a_download_overwrites_comes_back_by_undo(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / ".gitignore").write_text("*.local\n")
+    (folder / "a.local").write_text("mine")
+    async with (
+        serving({"/": answer(200, b"new")}) as site,
+        Gateway.open({**settings(tmp_path, here(site)), "workspace": folder}) as gateway,
+    ):
+        done = await gateway.call("web_download", {"url": site["/"], "path": "a.local"}, confirmed=True)
+        assert done.ok and "a copy is kept for `toolgate workspace undo`" in str(done.content)
+        assert (folder / "a.local").read_text() == "new"
+        undone = await (await open_workspace(gateway)).undo()
+        assert undone.restored is not None and (folder / "a.local").read_text() == "mine"
 
 
 async def test_a_file_that_appears_meanwhile_is_not_lost(tmp_path: Path) -> None:

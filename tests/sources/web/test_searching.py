@@ -234,10 +234,10 @@ async def test_a_provider_leads_to_itself_alone(provider: str) -> None:
 
 async def test_a_key_does_not_travel_in_the_clear() -> None:
     for provider in ("brave", "tavily"):
-        said = {"provider": provider, "url": "http://proxy.test/search", "key": KEY}
+        declared = {"provider": provider, "url": "http://proxy.test/search", "key": KEY}
         lab = Lab(1, {"proxy.test": [[PUBLIC]]})
         with pytest.raises(Forbidden) as refused:
-            await call(web(WebSettings.model_validate({"search": said}), network=lab), "web_search", query="x")
+            await call(web(WebSettings.model_validate({"search": declared}), network=lab), "web_search", query="x")
         assert (refused.value.code, lab.connected) == ("INSECURE_URL", [])
 
 
@@ -252,5 +252,5 @@ async def test_a_key_is_looked_up_when_it_is_used(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Invalid) as refused:
         await search("brave", REPLIES["brave"])
     assert KEY not in str(refused.value.to_dict())
-    said = WebSettings.model_validate({"search": {"provider": "brave", "key": KEY}})
-    assert KEY not in repr(said)
+    declared = WebSettings.model_validate({"search": {"provider": "brave", "key": KEY}})
+    assert KEY not in repr(declared)

@@ -1,5 +1,8 @@
 /** The REST API of the gateway. The browser's session cookie authenticates; no script sees a credential. */
 
+/** @typedef {{headers?: Record<string, string>, signal?: AbortSignal}} RequestOptions */
+/** @typedef {{method?: string, body?: any, onState?: (state: "live" | "lost", error?: Error) => void}} StreamOptions */
+
 const RETRY_FIRST_MS = 1000;
 const RETRY_MOST_MS = 15000;
 
@@ -30,6 +33,7 @@ export const api = {
    * Follow server-sent events; `onEvent` gets `{event, data, id}` with `data` parsed. A GET is made again after the
    * connection was lost, with the last id. Returns a function that ends it; its `done` is a promise.
    * Options: `method` and `body` of a POST, `onState("live" | "lost", error)`.
+   * @param {string} path @param {(event: any) => void} onEvent @param {StreamOptions} options
    */
   stream(path, onEvent, options = {}) {
     const abort = new AbortController();
@@ -61,7 +65,9 @@ async function request(method, path, body, options) {
   return isJson ? response.json() : response.text();
 }
 
-async function open(method, path, body, {headers = {}, signal} = {}) {
+/** @param {string} method @param {string} path @param {any} body @param {RequestOptions} options @returns {Promise<any>} */
+async function open(method, path, body, {headers = {}, signal}) {
+  /** @type {RequestInit & {headers: Record<string, string>}} */
   const init = {method, headers: {accept: "application/json", ...headers}, signal, credentials: "same-origin"};
   if (body instanceof FormData || body instanceof Blob) {
     init.body = body;
@@ -87,12 +93,15 @@ export function signIn() {
   location.assign(`/sign-in?next=${encodeURIComponent(location.pathname + location.search)}`);
 }
 
+/** @param {string} path @param {(event: any) => void} onEvent @param {StreamOptions} options @param {AbortSignal} signal */
 async function follow(path, onEvent, {method = "GET", body, onState = () => {}}, signal) {
   let lastId = null;
   let wait = RETRY_FIRST_MS;
   while (!signal.aborted) {
     try {
-      const headers = {accept: "text/event-stream", ...(lastId ? {"last-event-id": lastId} : {})};
+      /** @type {Record<string, string>} */
+      const headers = {accept: "text/event-stream"};
+      if (lastId) headers["last-event-id"] = lastId;
       const response = await open(method, path, body, {headers, signal});
       onState("live");
       wait = RETRY_FIRST_MS;
@@ -107,10 +116,10 @@ async function follow(path, onEvent, {method = "GET", body, onState = () => {}},
       if (method !== "GET" || isFinal) throw error;
       onState("lost", error);
     }
-    await new Promise((resolve) => {
+    await /** @type {Promise<void>} */ (new Promise((resolve) => {
       const timer = setTimeout(resolve, wait);
       signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, {once: true});
-    });
+    }));
     wait = Math.min(wait * 2, RETRY_MOST_MS);
   }
 }
@@ -131,6 +140,7 @@ async function readEvents(stream, onEvent) {
 }
 
 function parseEvent(block) {
+  /** @type {{event: string, data: any, id: string | null}} */
   const event = {event: "message", data: null, id: null};
   const data = [];
   for (const line of block.split("\n")) {

@@ -20,6 +20,7 @@ export const PAGES = [
   {module: "calls", under: "/console/calls", title: "Calls", icon: "calls", key: "c"},
   {module: "workspace", under: "/console/chats", title: "Workspace", short: "Files", icon: "files", key: "w"},
   {module: "tools", under: "/console/tools", title: "Tools", icon: "tools", group: "Catalog", key: "t"},
+  {module: "categories", under: "/console/categories", title: "Categories", icon: "lock", group: "Catalog", key: "g"},
   {module: "toolsets", under: "/console/toolsets", title: "Toolsets", icon: "toolsets", group: "Catalog", key: "b", for: "admin"},
   {module: "servers", under: "/console/servers", title: "Servers", icon: "servers", group: "Catalog", key: "s", for: "admin"},
   {module: "access", under: "/console/access", title: "Access", icon: "access", group: "Admin", key: "k", for: "admin"},
@@ -123,11 +124,11 @@ function drawFoot() {
 }
 
 function drawLive() {
-  for (const place of document.querySelectorAll(".foot-live")) {
+  for (const place of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".foot-live"))) {
     place.textContent = live.state === "lost" ? `Not live since ${live.since}. Reconnecting` : live.state === "live" ? "Live" : "";
     place.dataset.state = live.state;
   }
-  for (const count of document.querySelectorAll(".nav-count")) {
+  for (const count of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".nav-count"))) {
     count.hidden = !live.waiting;
     count.textContent = String(live.waiting);
     count.setAttribute("aria-label", `${live.waiting} waiting`);
@@ -182,7 +183,8 @@ function onKey(event) {
     find();
     return;
   }
-  const typing = event.target instanceof Element && event.target.closest("input, textarea, select, [contenteditable], dialog");
+  const [target] = event.composedPath(); // also inside the editor, which has a shadow root
+  const typing = target instanceof Element && target.closest("input, textarea, select, [contenteditable], dialog");
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   if (isGoing) {
     isGoing = false;
@@ -192,7 +194,7 @@ function onKey(event) {
     isGoing = true;
   } else if (event.key === "/") {
     const filter = main.querySelector("input[type=search]");
-    if (filter) { event.preventDefault(); filter.focus(); }
+    if (filter instanceof HTMLElement) { event.preventDefault(); filter.focus(); }
   }
 }
 
@@ -284,8 +286,8 @@ function focusTitle(root) {
   title.focus({preventScroll: true});
 }
 
+/** Grey rows for data that a page is still loading, below what it shows already; styles hide its empty parts. */
 function drawSkeleton(root) {
-  if (root.childElementCount) return;
   root.append(h("div", {class: "page-skeleton", role: "status", "aria-label": "Loading"}, ...Array.from({length: 8}, () => h("div", {class: "skeleton"}))));
 }
 
@@ -294,7 +296,7 @@ function drawSlow(root) {
 }
 
 function markCurrent(row) {
-  for (const link of document.querySelectorAll("[data-testid='shell.page']")) {
+  for (const link of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-testid='shell.page']"))) {
     if (row && link.dataset.key === row.module) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }

@@ -14,7 +14,7 @@ const KINDS = {ok: "check", bad: "octagon", warn: "warn"};
  */
 export function toast(text, {kind = "ok", undo} = {}) {
   const region = findRegion();
-  while (region.childElementCount >= MOST) region.firstElementChild.remove();
+  while (region.childElementCount >= MOST) region.firstElementChild?.remove();
   let timer = 0;
   const close = () => { clearTimeout(timer); message.remove(); };
   const hold = () => clearTimeout(timer);
@@ -48,7 +48,7 @@ function findRegion() {
 
 /**
  * What went wrong and what to do, with the code and a way to try again.
- * @param {Error & {code?: string, requestId?: string | null}} error
+ * @param {{message: string, code?: string, requestId?: string | null}} error
  * @param {(() => unknown) | null} [retry]
  */
 export function errorBanner(error, retry = null) {

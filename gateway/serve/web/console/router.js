@@ -9,6 +9,7 @@
 export function matchPath(pattern, path) {
   const wanted = pattern.split("/").filter(Boolean);
   const given = path.split("/").filter(Boolean);
+  /** @type {Record<string, string>} */
   const params = {};
   for (let index = 0; index < wanted.length; index += 1) {
     const variable = /^\{(\+?)(\w+)(\??)\}$/.exec(wanted[index]);
@@ -56,7 +57,7 @@ export function startRouter(show) {
   };
   document.addEventListener("click", (event) => {
     if (event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
-    const link = event.target instanceof Element ? event.target.closest("a[href]") : null;
+    const link = event.target instanceof Element ? /** @type {HTMLAnchorElement | null} */ (event.target.closest("a[href]")) : null;
     if (!link || link.target || link.hasAttribute("download")) return;
     const target = new URL(link.href, location.href);
     if (target.origin !== location.origin || !isConsolePath(target.pathname)) return;

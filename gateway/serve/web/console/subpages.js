@@ -3,6 +3,8 @@
 import {replace} from "../core/dom.js";
 import {errorBanner} from "./messages.js";
 
+/** @typedef {{key: string, endings: (() => void)[], abort: AbortController, update: ((context: any) => void) | null}} Part */
+
 /**
  * Draw the part of an address, and another one when the address changes.
  * @param {any} context what the shell gives a page
@@ -10,6 +12,7 @@ import {errorBanner} from "./messages.js";
  *   `key` stays is told of the change by the `update` it returned, where it has one.
  */
 export async function renderParts(context, choose) {
+  /** @type {Part | null} */
   let current = null;
 
   function leave() {
@@ -21,7 +24,9 @@ export async function renderParts(context, choose) {
   async function open(next) {
     leave();
     const {key, render} = choose(next);
-    const mine = (current = {key, endings: [], abort: new AbortController(), update: null});
+    /** @type {Part} */
+    const mine = {key, endings: [], abort: new AbortController(), update: null};
+    current = mine;
     replace(context.root);
     const given = {...next, root: context.root, signal: mine.abort.signal, onLeave: (end) => mine.endings.push(end)};
     const handle = await render(given);

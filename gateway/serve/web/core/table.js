@@ -115,7 +115,7 @@ export function dataTable(options) {
   }
 
   function drawHead() {
-    const all = rows.length > 0 && rows.every((row) => selected.has(keyOf(row)));
+    const all = rows.length > 0 && selected.size >= rows.length && rows.every((row) => selected.has(keyOf(row)));
     const pick = h("input", { type: "checkbox", "aria-label": `Select all ${rows.length}`, checked: all, indeterminate: !all && selected.size > 0, "data-testid": `${testid}.select-all`,
       onchange: () => select(all ? [] : rows.map(keyOf), true) });
     replace(head, selectable ? h("th", { class: "table__pick" }, pick) : null, columns.map(drawTitle));
@@ -308,9 +308,11 @@ export function dataTable(options) {
       value: (/** @type {Row[]} */ changed) => {
         const key = items[active]?.key;
         rows = changed;
-        places = new Map(rows.map((row, place) => [row, place]));
-        const known = new Set(rows.map(keyOf));
-        for (const each of selected) if (!known.has(each)) selected.delete(each);
+        if (selected.size) {
+          places = new Map(rows.map((row, place) => [row, place]));
+          const known = new Set(rows.map(keyOf));
+          for (const each of selected) if (!known.has(each)) selected.delete(each);
+        }
         arrange();
         const index = items.findIndex((item) => item.key === key);
         if (index >= 0) active = index;

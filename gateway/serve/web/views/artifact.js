@@ -30,7 +30,7 @@ export async function drawArtifact(host, shown) {
     const height = event.data?.toolgateHeight;
     if (event.source === frame.contentWindow && Number.isFinite(height) && height > 0) frame.style.height = `${Math.min(height, TALLEST)}px`;
   });
-  return h("div", { class: "view" }, frame);
+  return h("div", { class: "view" }, h("h1", { class: "visually-hidden" }, frame.title), frame);
 }
 
 /** A value as an expression that cannot end its script. @param {any} value */

@@ -23,6 +23,8 @@ const ERROR = "dev.toolgate/error";
 /** Milliseconds without a plan after which the view asks for the latest call of its tool. */
 const SILENCE = 3000;
 const SIZE_DELAY = 40;
+/** The name of a frame that fills a window and has no host (`gateway/cli/browser.py`). */
+const WHOLE = "toolgate-whole";
 
 /** A refusal, by the gateway or by the host. */
 export class ViewError extends Error {
@@ -67,7 +69,11 @@ export class Host {
       if (event.source === window.parent && event.data?.jsonrpc === "2.0") this._receive(event.data);
     });
     const embedded = readEmbedded("toolgate-plan");
-    if (embedded) this._show(embedded, "page");
+    if (embedded) {
+      document.documentElement.dataset.page = ""; // without a host
+      if (window.name === WHOLE) this.context = { displayMode: "fullscreen" };
+      this._show(embedded, "page");
+    }
     if (window.parent === window) return;
     if (!embedded) setTimeout(() => this._resolve(null), SILENCE);
     const answer = await this.request("ui/initialize", {
@@ -75,6 +81,7 @@ export class Host {
       appInfo: { name: `toolgate-${this.name}`, version: "1.0.0" },
       appCapabilities: { availableDisplayModes: ["inline", "fullscreen"] },
     });
+    delete document.documentElement.dataset.page;
     this.can = answer.hostCapabilities ?? {};
     this._changeContext(answer.hostContext ?? {});
     this._notify("ui/notifications/initialized", {});
@@ -129,8 +136,13 @@ export class Host {
     if (this.can.updateModelContext) await this.request("ui/update-model-context", { content: [{ type: "text", text }] }).catch(() => {});
   }
 
+  /** Whether this is all that its window shows. */
+  get isWhole() {
+    return this.context.displayMode === "fullscreen";
+  }
+
   get canFill() {
-    return this.context.displayMode !== "fullscreen" && (this.context.availableDisplayModes ?? []).includes("fullscreen");
+    return !this.isWhole && (this.context.availableDisplayModes ?? []).includes("fullscreen");
   }
 
   /** Ask for the whole window. */

@@ -2,14 +2,19 @@
 import { codeBlock, moreButton, splitLines } from "../core/code.js";
 import { fromServerHtml, h, replace } from "../core/dom.js";
 import { diffHunks, diffView } from "../core/diff.js";
+import { makeEditor } from "../core/editor.js";
 import { formatSize, formatTime, plural } from "../core/format.js";
 import { icon, state } from "../core/icons.js";
-import { errorNote, INLINE_LINES, textActions, viewHead } from "./layout.js";
+import { errorNote, INLINE_LINES, inlineLines, textActions, viewHead } from "./layout.js";
 
 /** @typedef {import("./bridge.js").Host} Host */
 /** @typedef {import("./bridge.js").Shown} Shown */
 /** @typedef {import("./bridge.js").Content} Content */
 /** @typedef {{manifest?: string, time: number} | null} Saved */
+
+/** Milliseconds after which somebody who wants to edit gets the text area, since a host may never answer. */
+const PATIENCE = 5000;
+const ACRONYMS = new Set(["css", "csv", "html", "ini", "json", "php", "sql", "toml", "xml", "yaml"]);
 
 /**
  * The view of a code or document plan.
@@ -61,13 +66,12 @@ function drawContent(content, isDocument, host) {
   if (content.binary) return h("p", { class: "view__note" }, `It is not text; it has ${formatSize(content.size)}.`);
   if (!content.text) return h("p", { class: "view__note" }, "It is empty.");
   if (!isDocument) {
-    const isWhole = host.context.displayMode === "fullscreen";
-    return codeBlock({ text: content.text, html: content.html || undefined, language: content.language, maxLines: isWhole ? undefined : INLINE_LINES, copy: false });
+    return codeBlock({ text: content.text, html: content.html || undefined, language: content.language, maxLines: inlineLines(host), copy: false });
   }
   const article = h("article", { class: "prose" }, content.html ? withoutRemoteImages(fromServerHtml(content.html)) : h("pre", null, content.text));
   for (const pre of article.querySelectorAll("pre, table")) pre.setAttribute("tabindex", "0");
   article.addEventListener("click", (event) => openLinks(event, host));
-  return content.text.length > 3000 && host.context.displayMode !== "fullscreen" ? fold(article, lengthOf(content)) : article;
+  return content.text.length > 3000 && !host.isWhole ? fold(article, lengthOf(content)) : article;
 }
 
 /** A view loads nothing: an image of another place becomes a link to it. @param {DocumentFragment} fragment not yet in the document */
@@ -115,9 +119,11 @@ function footer(host, content, saved) {
 }
 
 /** @param {HTMLElement} view @param {Host} host @param {Shown} shown @param {Content} content the text on whose revision a change is based @param {string} text */
-function drawEditing(view, host, shown, content, text) {
+async function drawEditing(view, host, shown, content, text) {
   const name = nameOf(shown);
-  const area = textEditor(text, `Text of ${name}`, shown.plan?.renderer === "document");
+  const isProse = shown.plan?.renderer === "document";
+  const area = await makeEditor(editorLoader(host), { text, label: `Text of ${name}`, language: isProse ? "markdown" : content.language, isProse, testid: "view.text" });
+  area.element.style.height = `${Math.min(460, Math.max(160, text.split("\n").length * 20 + 40))}px`;
   const note = h("div", { "aria-live": "polite" });
   const button = h("button", { type: "submit", class: "button button--primary", "data-testid": "view.save" }, "Save");
   const cancel = () => drawReading(view, host, shown, content, null);
@@ -144,13 +150,23 @@ function drawEditing(view, host, shown, content, text) {
     if ((event.ctrlKey || event.metaKey) && event.key === "s") {
       event.preventDefault();
       save();
-    } else if (event.key === "Escape" && area.value === text) cancel();
+    } else if (event.key === "Escape" && !event.defaultPrevented && area.value === text) cancel();
   });
   replace(view, form);
   area.focus();
 }
 
-/** Somebody saved first: nothing was overwritten. @param {HTMLElement} view @param {Host} host @param {Shown} shown @param {ReturnType<typeof textEditor>} area */
+/** Where the editor of the built file is read; null where there is none, or the host reads nothing for views. @param {Host} host */
+function editorLoader(host) {
+  const uri = document.getElementById("root")?.dataset.editor;
+  if (!uri || !host.can.serverResources) return null;
+  return async () => {
+    const code = await Promise.race([host.read(uri), new Promise((resolve) => setTimeout(resolve, PATIENCE, ""))]);
+    document.head.append(h("script", null, code));
+  };
+}
+
+/** Somebody saved first: nothing was overwritten. @param {HTMLElement} view @param {Host} host @param {Shown} shown @param {import("../core/editor.js").Editor} area */
 function conflictNote(view, host, shown, area) {
   const read = async () => /** @type {Content} */ ((await host.call("view_read_file", { uri: shown.uri })).content);
   const box = h("div", null);
@@ -167,23 +183,6 @@ function conflictNote(view, host, shown, area) {
       h("div", { class: "row" }, h("button", { type: "button", class: "button button--small", onclick: compare, "data-testid": "view.compare" }, "Compare"), h("button", { type: "button", class: "button button--small", onclick: reload, "data-testid": "view.reload" }, "Reload"))), box);
 }
 
-/** A text area with line numbers. Tab leaves it, as everywhere. @param {string} text @param {string} label @param {boolean} isProse */
-function textEditor(text, label, isProse) {
-  const numbers = h("div", { class: "edit__numbers", "aria-hidden": "true" });
-  const area = h("textarea", { "aria-label": label, spellcheck: isProse ? "true" : "false", autocomplete: "off", autocapitalize: "off", value: text, "data-testid": "view.text" });
-  const element = h("div", { class: `edit${isProse ? " edit--prose" : ""}` }, numbers, area);
-  let count = 0;
-  const renumber = () => {
-    const lines = area.value.split("\n").length;
-    if (lines !== count) numbers.textContent = Array.from({ length: (count = lines) }, (_, index) => index + 1).join("\n");
-  };
-  area.addEventListener("input", renumber);
-  area.addEventListener("scroll", () => void (numbers.scrollTop = area.scrollTop));
-  element.style.height = `${Math.min(460, Math.max(160, text.split("\n").length * 20 + 40))}px`;
-  renumber();
-  return { element, focus: () => (area.setSelectionRange(0, 0), area.focus(), void (area.scrollTop = 0)), get value() { return area.value; } };
-}
-
 /** @param {HTMLElement} view @param {string} testid */
 function focusFirst(view, testid) {
   const found = view.querySelector(`[data-testid="${testid}"]`);
@@ -192,5 +191,5 @@ function focusFirst(view, testid) {
 
 /** @param {string} word */
 function titled(word) {
-  return word[0].toUpperCase() + word.slice(1);
+  return ACRONYMS.has(word) ? word.toUpperCase() : word[0].toUpperCase() + word.slice(1);
 }

@@ -1,5 +1,5 @@
-/** The view of images. */
+/** The view of images; a result without one is shown by its kind. */
 import { startView } from "./layout.js";
-import { drawImages } from "./result.js";
+import { drawResult } from "./result.js";
 
-startView("image", drawImages, { plan: "none" });
+startView("image", drawResult, { plan: "none" });

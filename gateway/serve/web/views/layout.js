@@ -11,6 +11,11 @@ import { Host, textOf, toError, ViewError } from "./bridge.js";
 /** Lines shown inline before the rest is folded, about 480 px. */
 export const INLINE_LINES = 22;
 
+/** The lines shown before the rest is folded; undefined where nothing is. @param {Host} host */
+export function inlineLines(host) {
+  return host.isWhole ? undefined : INLINE_LINES;
+}
+
 /**
  * Start the view of this document.
  * @param {string} name

@@ -5,7 +5,7 @@ import { changeCounts, diffView, parseUnified } from "../core/diff.js";
 import { formatCount, plural } from "../core/format.js";
 import { dataTable } from "../core/table.js";
 import { textOf } from "./bridge.js";
-import { iconButton, INLINE_LINES, textActions, viewHead } from "./layout.js";
+import { iconButton, inlineLines, textActions, viewHead } from "./layout.js";
 
 /** @typedef {import("./bridge.js").Host} Host */
 /** @typedef {import("./bridge.js").Shown} Shown */
@@ -80,7 +80,7 @@ export async function drawDiff(host, shown) {
   const [from, to] = [value.from ?? value.pre_manifest ?? shown.plan?.call.preManifest, value.to ?? value.post_manifest ?? shown.plan?.call.postManifest];
   return h("div", { class: "view" },
     viewHead({ icon: "branch", name, facts: changeCounts(sum("added"), sum("removed")), actions: textActions(host, "changes.diff", unified, "text/x-diff") }),
-    diffView({ files, open: files.length > 3 ? 1 : 2, limit: INLINE_LINES }),
+    diffView({ files, open: files.length > 3 ? 1 : 2, limit: inlineLines(host) }),
     value.truncated ? h("p", { class: "view__note" }, "The rest of the changes is too long to be shown.") : null,
     from && to ? h("footer", { class: "view__foot" }, h("span", null, "From ", h("code", null, String(from).slice(0, 10)), " to ", h("code", null, String(to).slice(0, 10)))) : null);
 }
@@ -121,9 +121,8 @@ function quote(value) {
 }
 
 /** @param {Host} host @param {Shown} shown */
-export function drawImages(host, shown) {
+function drawImages(host, shown) {
   const images = imagesOf(shown.result);
-  if (!images.length) return drawText(host, shown);
   const title = titleOf(shown, host);
   const text = textOf(shown.result).trim();
   return h("div", { class: "view" }, images.map(({ data, mimeType }, place) => {
@@ -140,5 +139,5 @@ export function drawText(host, shown) {
   const text = value === undefined ? textOf(shown.result) : JSON.stringify(value, null, 2);
   const title = titleOf(shown, host);
   return h("div", { class: "view" }, viewHead({ icon: "file", name: title, facts: "", actions: textActions(host, "result.txt", text) }),
-    text ? codeBlock({ text, maxLines: INLINE_LINES, copy: false, label: title }) : h("p", { class: "view__note" }, "The call returned nothing."));
+    text ? codeBlock({ text, maxLines: inlineLines(host), copy: false, label: title }) : h("p", { class: "view__note" }, "The call returned nothing."));
 }

@@ -27,30 +27,31 @@ export function applyTheme(context) {
   root.classList.toggle("is-fixed", typeof fixed === "number");
   const insets = context.safeAreaInsets;
   root.style.padding = insets ? [insets.top, insets.right, insets.bottom, insets.left].map((inset) => `${Number(inset) || 0}px`).join(" ") : "";
-  applyVariables(root, context.styles?.variables ?? {});
+  applyVariables(context.styles?.variables ?? {});
 }
 
-/** @param {HTMLElement} root @param {Record<string, string>} variables */
-function applyVariables(root, variables) {
-  for (const [token] of MAP) root.style.removeProperty(token);
-  const backgrounds = ["--color-background-primary", "--color-background-secondary"].map((name) => toPixel(root, variables[name])).filter((pixel) => pixel !== null);
+/** @param {Record<string, string>} variables */
+function applyVariables(variables) {
+  const { style } = document.documentElement;
+  for (const [token] of MAP) style.removeProperty(token);
+  const backgrounds = ["--color-background-primary", "--color-background-secondary"].map((name) => toPixel(variables[name])).filter((pixel) => pixel !== null);
   for (const [token, name, minimum] of MAP) {
     const value = variables[name];
     if (typeof value !== "string" || !value || value.length > 400) continue;
     if (minimum > 0) {
-      const colour = toPixel(root, value);
+      const colour = toPixel(value);
       if (!colour || !backgrounds.length || backgrounds.some((background) => contrast(colour, background) < minimum)) continue;
     }
-    root.style.setProperty(token, value);
+    style.setProperty(token, value);
   }
 }
 
-/** The colour as the browser paints it inside `root`; null if it is none or not opaque. @param {HTMLElement} root @param {string | undefined} value */
-function toPixel(root, value) {
+/** The colour as the browser paints it; null if it is none or not opaque. @param {string | undefined} value */
+function toPixel(value) {
   if (!value || !CSS.supports("color", value)) return null;
   const probe = document.createElement("span");
   probe.style.color = value;
-  root.append(probe);
+  document.body.append(probe);
   const painter = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   if (painter) {
     painter.fillStyle = getComputedStyle(probe).color;

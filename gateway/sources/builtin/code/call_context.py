@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from gateway.sandbox.run import OUTPUT_LIMIT, FinishedProgram, run
 from gateway.sources.builtin.code.background import ProcessTable
 from gateway.sources.builtin.code.python_runner import PythonRunner, Script
 from gateway.tools import Hides, hide_nothing
+from gateway.value import Value
 from gateway.workspace import Entry, Parts, Root, parse
 from gateway.workspace.hidden import Hidden, hidden_paths
 from gateway.workspace.protected import Protected, paths_to_mount
@@ -81,16 +82,14 @@ _ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class Interpreter:
+class Interpreter(Value):
     """A Python without the gateway's packages, and the paths that must be readable for it to run."""
 
     path: str
     readable: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(Value):
     """The sandbox and programs of this machine. `sandbox_error` is the reason where no sandbox works; `monty` is True
     where Monty runs code instead."""
 
@@ -191,12 +190,12 @@ class OutputReporter:
                 _log.debug("a progress report could not be delivered", exc_info=True)
 
 
-@dataclass(frozen=True)
-class CodeContext:
+class CodeContext(Value):
     """The call of a code tool, with everything the tool uses besides its arguments.
 
     `processes` are those in the background of every chat. `timeout` is the most a program may take, `network` the hosts
-    that a program run `online` may reach, `indexes` the package indexes that the operator named, by manager. `attached`
+    that a program run `online` may reach, `indexes` the package indexes that the operator named, by manager. With
+    `can_execute` programs of the workspace may run. `attached`
     is True for a person's own folder, whose versions do not contain every file; `protected` are the files in it that
     other programs obey, recorded in `store` while a program runs. `hides` tells which files rules hide from this call;
     `hidden` are those that exist."""
@@ -212,6 +211,7 @@ class CodeContext:
     timeout: float
     network: NetworkPolicy | None = None
     attached: bool = False
+    can_execute: bool = True
     can_install: bool = False
     indexes: Mapping[str, str | None] = field(default_factory=dict)
     hides: Hides = hide_nothing
@@ -268,7 +268,7 @@ class CodeContext:
 
     def find_program(self, name: str) -> str | None:
         """Return the path of a program: installed in the workspace, else on the machine."""
-        for folder in _WORKSPACE_PROGRAMS:
+        for folder in _WORKSPACE_PROGRAMS if self.can_execute else ():
             if self.find((*folder.split("/"), name)) is not None:
                 return f"{self.workspace_path}/{folder}/{name}"
         return self.host.programs.get(name)
@@ -276,7 +276,8 @@ class CodeContext:
     def script_interpreter(self, name: str) -> Interpreter | None:
         """Return the Python to run a script of the workspace's virtual environment with; None for any other program.
         The script itself names its Python by a path of the host, which need not exist in the sandbox."""
-        if not self.has_venv() or self.find(parts := (*_WORKSPACE_PROGRAMS[0].split("/"), name)) is None:
+        parts = (*_WORKSPACE_PROGRAMS[0].split("/"), name)
+        if not self.can_execute or not self.has_venv() or self.find(parts) is None:
             return None
         with suppress(GatewayError), self.root.open(parts) as file:
             return self.python() if file.read(2) == b"#!" else None
@@ -382,7 +383,8 @@ class CodeContext:
         none: its versions contain all but the packages, which can be installed again."""
         if not self.attached:
             return None
-        return f"{action} with write access to {self.folder}; files that git ignores are in no version to go back to"
+        lost = "directories that git ignores, and large files, are in no version to go back to"
+        return f"{action} with write access to {self.folder}; {lost}"
 
     def require_network(self) -> NetworkPolicy:
         """Return the hosts that programs may reach; refuse while the network is off."""

@@ -20,6 +20,7 @@ from gateway.sources.builtin.code.call_context import NODE_MODULES, CodeContext,
 from gateway.sources.builtin.decorator import Shape, builtin, hidden_files_note
 from gateway.sources.builtin.read_files import is_skipped
 from gateway.tools import Access, Permission
+from gateway.value import Value
 from gateway.workspace import Entry, Parts, Root, parse, show_path
 from gateway.workspace.diff import unified_diff
 from gateway.workspace.protected import PROTECTED_NAMES
@@ -44,13 +45,14 @@ _STYLE_FILES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Formatter:
-    """A program that rewrites files in place, and the file name suffixes it formats."""
+class Formatter(Value):
+    """A program that rewrites files in place, and the file name suffixes it formats. One with `plugins` runs code that
+    the project's settings name."""
 
     program: str
     options: tuple[str, ...]
     suffixes: tuple[str, ...]
+    plugins: bool = False
 
 
 # The first installed formatter for a suffix is used.
@@ -64,6 +66,7 @@ FORMATTERS = (
             *(".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".vue", ".html", ".css", ".scss", ".less"),
             *(".json", ".md", ".yaml", ".yml", ".graphql"),
         ),
+        plugins=True,
     ),
     Formatter("gofmt", ("-w",), (".go",)),
     Formatter("rustfmt", ("--edition", "2021"), (".rs",)),
@@ -122,9 +125,10 @@ async def format_code(
     if not sources.files and sources.unsupported and paths:
         suffixes = ", ".join(sorted(sources.unsupported))
         programs = [each.program for each in FORMATTERS if sources.unsupported.intersection(each.suffixes)]
-        raise Invalid(
-            f"no formatter for {suffixes} is installed; {context.install_hint(*programs)}", code="NO_FORMATTER"
-        )
+        hint = context.install_hint(*programs)
+        if not context.can_execute:
+            hint += ". Without the level execute, no formatter and plugin of the workspace is run, and so no prettier"
+        raise Invalid(f"no formatter for {suffixes} is installed; {hint}", code="NO_FORMATTER")
     copy = await in_thread(_copy_files, sources, f"{context.workspace_path}/{NODE_MODULES}")
     try:
         errors = [error async for error in _run_formatters(context, sources, copy)]
@@ -148,7 +152,8 @@ class _Sources:
 
 
 def _collect(context: CodeContext, paths: Sequence[str]) -> _Sources:
-    installed = [formatter for formatter in FORMATTERS if context.find_program(formatter.program)]
+    usable = (each for each in FORMATTERS if context.can_execute or not each.plugins)
+    installed = [formatter for formatter in usable if context.find_program(formatter.program)]
     sources = _Sources({}, {}, set())
     for entry in _entries(context.root, paths):
         if context.hides("/".join(entry.parts)):
@@ -209,8 +214,7 @@ def _copy_files(sources: _Sources, modules: str) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class _FormatterError:
+class _FormatterError(Value):
     """The error output of a formatter for a batch of files."""
 
     formatter: str

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,8 +19,9 @@ from pydantic import Field
 from gateway.errors import Forbidden, GatewayError, Invalid, NotFound, ToolFailed
 from gateway.sandbox.network_init import PORT
 from gateway.sandbox.run import FinishedProgram
-from gateway.sources.builtin.code.call_context import CodeContext, in_thread
+from gateway.sources.builtin.code.call_context import SEARCH_PATH, CodeContext, in_thread
 from gateway.sources.builtin.decorator import Shape
+from gateway.value import Value
 from gateway.workspace import Parts, parse, show_path
 
 OUTPUT_LIMIT = 4 * 1024 * 1024
@@ -113,8 +114,7 @@ _MISSING_GIT_DIRECTORY = re.compile(r"not a git repository: (.+)")
 _FILTER = re.compile(r"filter\.(.+)\.(?:clean|smudge|process)", re.IGNORECASE | re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Repository:
+class Repository(Value):
     """A repository in the workspace. `config` are its settings, in order; a key may occur several times.
     `submodule_keys` are the keys that its submodules set. `main_repository` is set when the workspace is a worktree of
     a repository outside of it, which is then read and never changed."""
@@ -192,6 +192,11 @@ class Repository:
         return next((value for name, value in reversed(self.config) if name.lower() == key.lower()), None)
 
     @property
+    def depends_on_branch(self) -> bool:
+        """True if another branch may bring other settings."""
+        return any(key.lower().startswith("includeif.onbranch:") for key in (*dict(self.config), *self.submodule_keys))
+
+    @property
     def filters(self) -> list[str]:
         """The filters that the repository configures; they are not run, and its files are stored as they are."""
         names = [match[1] for key, _ in self.config if (match := _FILTER.fullmatch(key))]
@@ -241,6 +246,7 @@ class Repository:
 
 
 _ENVIRONMENT = {
+    "PATH": SEARCH_PATH,  # without the programs of the workspace
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_ATTR_NOSYSTEM": "1",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.errors import Invalid, NotFound
-from gateway.sources.builtin.code.call_context import CodeContext
+from gateway.errors import Forbidden, Invalid, NotFound, ToolFailed
+from gateway.sources.builtin.code.call_context import CodeContext, in_thread
 from gateway.sources.builtin.code.git import (
     BRANCH_FORMAT,
     Branch,
@@ -22,14 +22,16 @@ from gateway.sources.builtin.code.git import (
     Repository,
     Revision,
     Where,
+    exclude,
     parse_branches,
     pathspecs,
     plain,
     revision,
 )
-from gateway.sources.builtin.code.git_read import read_commit, read_status
+from gateway.sources.builtin.code.git_read import FILE_LIMIT, read_commit, read_status
 from gateway.sources.builtin.decorator import Shape, builtin
-from gateway.tools import Access, Permission
+from gateway.tools import Access, Permission, hide_nothing
+from gateway.workspace.protected import find_named_hooks, is_protected, reason_to_ask
 
 _BRANCH_LIMIT = 1000
 _STASH_LIMIT = 200
@@ -38,11 +40,14 @@ Filters = Annotated[
     list[str] | None, Field(description="Filters of the repository, such as lfs, that were not run on its files")
 ]
 
+LeftOut = Annotated[int | None, Field(description="Number of files that approval rules hide")]
+
 
 class StageResult(Shape):
     staged: list[FileState]
     unstaged: int = Field(description="Number of files with unstaged changes")
     truncated: bool
+    files_left_out: LeftOut = None
     filters_not_run: Filters = None
 
 
@@ -66,17 +71,27 @@ async def git_add(
     Returns all staged files. Files that .gitignore matches are refused."""
     found = await Repository.open(context, repository, changing=True)
     command = ("reset", "--quiet") if unstage else ("add", "--all")
-    await found.change(*command, *pathspecs(paths))
+    hidden = [] if unstage else await _find_hidden_changes(found, "--others", "--exclude-standard")
+    await found.change(*command, *pathspecs(paths), *exclude(hidden))
     status = await read_status(found)
     staged = [file for file in status.files if file.staged and file.staged != "conflict"]
     result = StageResult(
         staged=staged,
         unstaged=sum(file.unstaged is not None for file in status.files),
         truncated=status.truncated,
+        files_left_out=len(hidden) or None,
         filters_not_run=found.filters or None,
     )
     lines = [f"staged: {file.staged}: {file.path}" for file in staged] or ["Nothing is staged."]
     return result, "\n".join(lines)
+
+
+async def _find_hidden_changes(repository: Repository, *options: str) -> list[str]:
+    """Return the changed files of the repository that a rule hides: programs could read them among its objects."""
+    if repository.context.hides is hide_nothing:
+        return []
+    listing = ("ls-files", "-z", "--modified", *options, "--full-name", "--", ":/")
+    return await _find_hidden(repository, await _list_names(repository, *listing))
 
 
 class CommitAuthor(Shape):
@@ -112,6 +127,9 @@ async def git_commit(
     Stage files with git_add first, or set all. The author is the given one, else the gateway's GIT_AUTHOR_NAME and
     GIT_AUTHOR_EMAIL, else user.name and user.email of the repository."""
     found = await Repository.open(context, repository, changing=True)
+    if all_ and (hidden := await _find_hidden_changes(found)):
+        message = f"rules hide {len(hidden)} changed files, such as {hidden[0]!r}; stage the others with git_add"
+        raise Forbidden(message, code="DENIED_BY_RULE")
     authored = dataclasses.replace(found, env=_identity(found, author))
     options = [*(["--all"] if all_ else []), *(["--amend", "--reset-author"] if amend else [])]
     unsigned = ("--no-verify", "--no-gpg-sign", "--no-edit", "--quiet")
@@ -211,7 +229,91 @@ class GitCheckoutResult(Shape):
     branch: str | None = Field(default=None, description="Missing when no branch is checked out")
     commit: str | None = None
     files: list[FileState] = Field(description="Files that differ from the commit afterwards")
+    files_left_out: LeftOut = None
     filters_not_run: Filters = None
+
+
+_NAMES = ("diff", "--name-only", "-z", "--no-renames", "--no-ext-diff")
+_TREE_NAMES = ("ls-tree", "-r", "--name-only", "-z", "--full-tree")
+
+
+async def _list_names(repository: Repository, *command: str, codes: Sequence[int] = (0,)) -> set[str]:
+    return set((await repository.read(*command, codes=codes)).split("\0")) - {""}
+
+
+async def _find_trees(repository: Repository, name: str) -> list[str]:
+    """Return the trees that a revision may mean: git checkout prefers a branch, other commands a tag of that name."""
+    commands = [("rev-parse", "--verify", "--quiet", f"{each}^{{tree}}") for each in (f"refs/heads/{name}", name)]
+    found = [(await repository.read(*each, codes=(0, 1, 128))).split() for each in commands]
+    return [trees[0] for trees in found if len(trees) == 1]  # a range has two
+
+
+async def _checkout_changes(repository: Repository, name: str | None, paths: Sequence[str]) -> set[str]:
+    """Return the files that a checkout may change, by their paths in the repository."""
+    if name is None:
+        return await _list_names(repository, *_NAMES, *pathspecs(paths)) if paths else set()
+    trees = await _find_trees(repository, revision(name))
+    if not trees:  # such as `A...B`, which is a merge base here and a range in other commands
+        raise Invalid(f"{name!r} is not a commit; name a commit, branch or tag", code="INVALID_REVISION")
+    if paths:
+        commands = [(*_NAMES, tree, *pathspecs(paths)) for tree in trees]
+    elif head := await _find_trees(repository, "HEAD"):
+        commands = [(*_NAMES, head[-1], tree, "--") for tree in trees]
+    else:
+        commands = [(*_TREE_NAMES, tree) for tree in trees]
+    return set().union(*[await _list_names(repository, *command) for command in commands])
+
+
+async def _stash_changes(
+    repository: Repository, action: str, stash: int, untracked: bool, paths: Sequence[str]
+) -> set[str]:
+    """Return the files that git stash may change, by their paths in the repository."""
+    if action in ("apply", "pop"):
+        name = f"stash@{{{stash}}}"
+        changed = await _list_names(repository, *_NAMES, f"{name}^1", name, "--", codes=(0, 128))
+        return changed | await _list_names(repository, *_TREE_NAMES, f"{name}^3", codes=(0, 128))
+    if action != "push":
+        return set()
+    chosen = pathspecs(paths) if paths else ["--", ":/"]
+    commands = [(*_NAMES, "HEAD", *chosen), (*_NAMES, "--cached", "HEAD", *chosen)]
+    if untracked:
+        commands.append(("ls-files", "-z", "--others", "--exclude-standard", "--full-name", *chosen))
+    return set().union(*[await _list_names(repository, *command) for command in commands])
+
+
+async def _find_hidden(repository: Repository, names: Collection[str]) -> list[str]:
+    if not names or repository.context.hides is hide_nothing:
+        return []
+    top = await repository.top()
+    hidden = sorted(name for name in names if repository.context.hides("/".join((*top, name))))
+    if len(hidden) > FILE_LIMIT:
+        raise ToolFailed(f"rules hide {len(hidden)} of these files; name other paths", code="OUTPUT_TOO_LARGE")
+    return hidden
+
+
+def _refuse_hidden(hidden: Sequence[str], tool: str) -> None:
+    if hidden:
+        more = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
+        message = f"{tool} would change {hidden[0]!r}{more}, which the operator's rules hide; nothing ran"
+        raise Forbidden(message, code="DENIED_BY_RULE")
+
+
+async def _protected_reason(repository: Repository, names: Collection[str]) -> str | None:
+    """Return why a person is asked if protected files are among those that would change."""
+    top = await repository.top() if names else ()
+    paths = ["/".join((*top, name)) for name in names]
+    hooks = await in_thread(find_named_hooks, repository.context.folder, paths)
+    protected = sorted({*filter(is_protected, paths), *hooks})
+    return reason_to_ask(repository.context.call.target.id, protected) if protected else None
+
+
+async def _checkout_reason(
+    context: CodeContext, repository: str = ".", revision_: str | None = None, paths: Sequence[str] = (), **_: object
+) -> str | None:
+    if not context.attached:
+        return None
+    found = await Repository.open(context, repository)
+    return await _protected_reason(found, await _checkout_changes(found, revision_, paths))
 
 
 @builtin(
@@ -219,6 +321,7 @@ class GitCheckoutResult(Shape):
     category="development",
     permission=Permission.READ_WRITE,
     access=Access.WRITE,
+    requires_confirmation=_checkout_reason,
     destructive=True,
     requires=("sandbox", "git"),
     path_arguments=(),
@@ -246,12 +349,23 @@ async def git_checkout(
     found = await Repository.open(context, repository, changing=True)
     target = [revision(revision_)] if revision_ else []
     branch = ["-b", revision(create)] if create else []
-    restored = pathspecs(paths) if paths else ["--"]
+    hidden: list[str] = []
+    if context.hides is not hide_nothing:
+        hidden = await _find_hidden(found, await _checkout_changes(found, revision_, paths))
+    if not paths:
+        _refuse_hidden(hidden, "git_checkout")
+    restored = [*pathspecs(paths), *exclude(hidden)] if paths else ["--"]
     track = ["--no-track"] if create else [] if paths else ["--no-guess"]
     await found.change("checkout", "--quiet", "--no-recurse-submodules", *track, *branch, *target, *restored)
+    if found.depends_on_branch:
+        found = await Repository.open(context, repository, changing=True)
     status = await read_status(found, untracked=False)
     result = GitCheckoutResult(
-        branch=status.branch, commit=status.commit, files=status.files, filters_not_run=found.filters or None
+        branch=status.branch,
+        commit=status.commit,
+        files=status.files,
+        files_left_out=len(hidden) or None,
+        filters_not_run=found.filters or None,
     )
     return (
         result,
@@ -271,11 +385,25 @@ class Stash(Shape):
 class StashList(Shape):
     stashes: list[Stash] = Field(description="Newest first")
     files: list[FileState] = Field(description="Files with changes now")
+    files_left_out: LeftOut = None
     filters_not_run: Filters = None
 
 
-async def _stash_reason(_: CodeContext, action: str = "list", stash: int = 0, **_other: object) -> str | None:
-    return f"git_stash deletes stash@{{{stash}}}" if action == "drop" else None
+async def _stash_reason(
+    context: CodeContext,
+    action: str = "list",
+    repository: str = ".",
+    stash: int = 0,
+    untracked: bool = False,
+    paths: Sequence[str] = (),
+    **_: object,
+) -> str | None:
+    if action == "drop":
+        return f"git_stash deletes stash@{{{stash}}}"
+    if not context.attached or action == "list":
+        return None
+    found = await Repository.open(context, repository)
+    return await _protected_reason(found, await _stash_changes(found, action, stash, untracked, paths))
 
 
 @builtin(
@@ -303,10 +431,15 @@ async def git_stash(
     found = await Repository.open(context, repository, changing=True)
     default = CommitAuthor(name="Toolgate", email="toolgate@localhost")
     authored = dataclasses.replace(found, env=_identity(found, None, fallback=default))
+    hidden: list[str] = []
+    if context.hides is not hide_nothing:
+        hidden = await _find_hidden(found, await _stash_changes(found, action, stash, untracked, paths))
     if action == "push":
         options = [*(["--include-untracked"] if untracked else []), *(["-m", message] if message else [])]
-        await authored.change("stash", "push", "--quiet", *options, *(pathspecs(paths) if paths else []))
+        chosen = pathspecs(paths) if paths else ["--", ":/"] if hidden else []
+        await authored.change("stash", "push", "--quiet", *options, *chosen, *exclude(hidden))
     elif action != "list":
+        _refuse_hidden(hidden, "git_stash")
         await authored.change("stash", action, "--quiet", f"stash@{{{stash}}}")
     text = await found.read("stash", "list", "-z", "--format=tformat:%gd%x00%H%x00%gs", f"--max-count={_STASH_LIMIT}")
     fields = list(map(plain, text.split("\0")))
@@ -315,7 +448,12 @@ async def git_stash(
         for name, commit, text in zip(fields[0::3], fields[1::3], fields[2::3], strict=False)
     ]
     status = await read_status(found, untracked=False)
-    result = StashList(stashes=stashes, files=status.files, filters_not_run=found.filters or None)
+    result = StashList(
+        stashes=stashes,
+        files=status.files,
+        files_left_out=len(hidden) or None,
+        filters_not_run=found.filters or None,
+    )
     return result, "\n".join(f"{entry.name} {entry.message}" for entry in stashes) or "There are no stashes."
 
 
@@ -331,7 +469,7 @@ class PushResult(Shape):
     url: str
     branch: str
     commit: str
-    said: str = Field(description="Output of git and the server")
+    output: str = Field(description="Output of git and the server")
 
 
 async def _push_reason(
@@ -375,8 +513,8 @@ async def git_push(
     options = ["--force-with-lease"] if force else []
     output = await online.change("push", "--porcelain", "--no-verify", "--no-signed", *options, url, spec)
     commit = (await found.read("rev-parse", f"refs/heads/{name}")).strip()
-    result = PushResult(remote=remote, url=_mask(url), branch=name, commit=commit, said=_mask(plain(output)))
-    return result, f"{name} is at {commit[:12]} on {result.url}\n{result.said}"
+    result = PushResult(remote=remote, url=_mask(url), branch=name, commit=commit, output=_mask(plain(output)))
+    return result, f"{name} is at {commit[:12]} on {result.url}\n{result.output}"
 
 
 def _push_url(repository: Repository, remote: str) -> str:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import unquote, urlsplit
@@ -23,9 +23,10 @@ from gateway.runtime import uv
 from gateway.sandbox import Program
 from gateway.sandbox.run import FinishedProgram
 from gateway.secrets import KNOWN
-from gateway.sources.builtin.code.call_context import NODE_MODULES, VENV, CodeContext, in_thread
+from gateway.sources.builtin.code.call_context import NODE_MODULES, SEARCH_PATH, VENV, CodeContext, in_thread
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.tools import Access, Permission
+from gateway.value import Value
 from gateway.workspace.checkout import MARK
 from gateway.workspace.walk import TEMPORARY
 
@@ -35,8 +36,7 @@ Manager = Literal["pip", "npm"]
 _HOSTS = 10
 
 
-@dataclass(frozen=True)
-class PackageIndex:
+class PackageIndex(Value):
     """A package index that the operator named. `credentials` are `user:password`, empty if it has none."""
 
     url: str
@@ -70,7 +70,6 @@ class PackageIndex:
         return variables
 
 
-@dataclass(frozen=True)
 class RecordingPolicy(NetworkPolicy):
     """A policy that records why it refused each host. Few programs print the reason that the proxy gives them. The
     `index` that the operator named is reached in any case, also at a private address."""
@@ -220,7 +219,8 @@ async def _undo_on_failure(context: CodeContext, manager: Manager) -> AsyncItera
 
 def _program(context: CodeContext, manager: Manager, packages: list[str], index: PackageIndex | None) -> Program:
     shell = context.host.programs.get("sh") or context.host.programs["bash"]
-    env = {**indexes(), **(index.environment(manager) if index else {})}
+    # Programs of the workspace could read the credentials of the index.
+    env = {"PATH": SEARCH_PATH, **indexes(), **(index.environment(manager) if index else {})}
     if manager == "pip":
         program, python = _uv(), context.host.python
         if python is None:

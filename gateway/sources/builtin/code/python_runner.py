@@ -6,7 +6,6 @@ import dataclasses
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.errors import GatewayError
@@ -15,6 +14,7 @@ from gateway.sandbox.monty import MODULES, Monty
 from gateway.sandbox.prestart import PrestartedSandboxes
 from gateway.sandbox.run import FinishedProgram, OutputListener, finish
 from gateway.sandbox.supervisor import refuse_hidden
+from gateway.value import Value
 
 if TYPE_CHECKING:
     from gateway.sources.builtin.code.call_context import CodeContext
@@ -27,8 +27,7 @@ workspace. No class inheritance, yield, del, input() or sys.exit(). It reads and
 nothing else; memory, time and output are limited. A failing program is not an error: see exitCode and stderr."""
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(Value):
     """Python code with its arguments, environment and time limit."""
 
     code: str

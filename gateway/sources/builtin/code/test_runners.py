@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 from gateway.errors import GatewayError, Invalid, Unavailable
 from gateway.sources.builtin.code.call_context import VENV, CodeContext
 from gateway.sources.builtin.read_files import is_skipped
+from gateway.value import Value
 from gateway.workspace import Entry, Parts
 
 # Characters of a failure message.
@@ -24,14 +25,12 @@ _CARGO_OUTPUT = re.compile(r"^---- (.+?) stdout ----\n(.*?)(?=^---- |^failures:|
 _CONTROL_CODES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\x1b\[[0-9;]*m")
 
 
-@dataclass(frozen=True)
-class FailedTest:
+class FailedTest(Value):
     name: str
     message: str
 
 
-@dataclass(frozen=True)
-class RunnerReport:
+class RunnerReport(Value):
     """Numbers of tests by result, and the failures. `errors` are tests that could not be run."""
 
     passed: int = 0
@@ -183,8 +182,7 @@ sys.exit(not result.wasSuccessful())
 """
 
 
-@dataclass(frozen=True)
-class RunnerCommand:
+class RunnerCommand(Value):
     """The command that runs a project's tests. With a `report_option` the runner writes a report to the path that is
     filled in there, for `parse_report`; else `parse_output` reads what it prints."""
 

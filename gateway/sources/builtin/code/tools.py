@@ -27,7 +27,6 @@ from gateway.sources.builtin.code.call_context import (
     has_formatter,
     in_thread,
 )
-from gateway.sources.builtin.code.install_package import install_package
 from gateway.sources.builtin.code.python_runner import (
     MONTY_DESCRIPTION,
     MontyRunner,
@@ -38,7 +37,7 @@ from gateway.sources.builtin.code.python_runner import (
 from gateway.sources.builtin.code.run_code import LANGUAGES, run_code
 from gateway.sources.builtin.decorator import Builtin
 from gateway.sources.builtin.source import CODE_CATEGORY, ToolKind
-from gateway.tools import Access, Hides, Tool, hide_nothing
+from gateway.tools import Access, Hides, Permission, Tool, hide_nothing
 from gateway.workspace import Workspaces
 from gateway.workspace.hidden import find_hidden
 from gateway.workspace.protected import Protected, find_protected
@@ -51,8 +50,6 @@ GRACE = 30.0
 
 # Approvals remembered between the question and the run.
 APPROVALS = 10_000
-
-_MEBIBYTE = 1024 * 1024
 
 
 class CodeTools(ToolKind):
@@ -71,7 +68,7 @@ class CodeTools(ToolKind):
         self._workspaces = workspaces
         self._settings = settings
         self._choose_sandbox = choose_sandbox or functools.partial(choose, settings.sandbox)
-        self._limits = Limits(memory=settings.sandbox.memory_mb * _MEBIBYTE, cpu_seconds=settings.sandbox.cpu_seconds)
+        self._limits = Limits.from_settings(settings.sandbox, settings.sandbox.cpu_seconds)
         self._network = network_of(settings.sandbox)
         self._slots = asyncio.Semaphore(CONCURRENT_CALLS)
         self._processes = ProcessTable(settings.sandbox.processes, settings.sandbox.process_seconds)
@@ -175,6 +172,7 @@ class CodeTools(ToolKind):
     def _context(self, call: Call, hides: Hides, protected: Protected = ()) -> Iterator[CodeContext]:
         if self._sandbox is None or self.python is None:
             raise self._host.sandbox_error or NotFound(f"{call.name} is not offered here", code="UNKNOWN_TOOL")
+        executes = call.caller.permission.allows(Permission.EXECUTE)
         with self._workspaces.root(call.chat) as root:
             yield CodeContext(
                 call=call,
@@ -188,7 +186,8 @@ class CodeTools(ToolKind):
                 timeout=self._settings.sandbox.timeout,
                 network=self._network,
                 attached=self._workspaces.is_attached(call.chat),
-                can_install=self._offers_install and call.caller.permission.allows(install_package.tool.permission),
+                can_execute=self._permits_execution and executes,
+                can_install=self._offers_install and executes,
                 indexes={"pip": self._settings.sandbox.package_index, "npm": self._settings.sandbox.npm_registry},
                 hides=hides,
                 protected=protected,
@@ -198,9 +197,12 @@ class CodeTools(ToolKind):
     @cached_property
     def _offers_install(self) -> bool:
         """True if install_package is offered: it can run, and the category and the profile permit it."""
+        return self._network is not None and self._host.sandbox_error is None and self._permits_execution
+
+    @cached_property
+    def _permits_execution(self) -> bool:
         levels = (self._settings.category(CODE_CATEGORY).permission, self._settings.effective_profile().permission)
-        runs = self._network is not None and self._host.sandbox_error is None
-        return runs and all(level.allows(install_package.tool.permission) for level in levels)
+        return all(level.allows(Permission.EXECUTE) for level in levels)
 
 
 async def _with_hidden_files(context: CodeContext) -> CodeContext:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.calls import Call
@@ -13,6 +12,7 @@ from gateway.net.policy import WEB_PORTS, NetworkPolicy
 from gateway.sources.builtin.source import NO_HOSTS, NO_SEARCH, ToolKind
 from gateway.sources.builtin.web.page import PageCache
 from gateway.tools import Hides, Permission
+from gateway.value import Value
 from gateway.workspace import Workspaces
 from gateway.workspace.versions import Versions
 
@@ -49,8 +49,7 @@ class WebAccess:
         return self._reader
 
 
-@dataclass(frozen=True)
-class WebContext:
+class WebContext(Value):
     """The call of a web tool, with everything the tool uses besides its arguments."""
 
     call: Call

@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from gateway.net.policy import RequestLimits
 from gateway.sandbox import Limits, Program, Sandbox
 from gateway.sandbox.detect import Unconfined, survey
 from gateway.sandbox.run import FinishedProgram, run
+from gateway.value import Value
 
 if TYPE_CHECKING:
     from gateway.net.client import HttpResponse
@@ -105,8 +105,7 @@ CACHE_SECONDS = 300.0
 CACHE_CHARACTERS = 16_000_000
 
 
-@dataclass(frozen=True)
-class WebDocument:
+class WebDocument(Value):
     """The text fetched from a URL. `cut` means that the page was too large."""
 
     status: int
@@ -271,9 +270,9 @@ async def _status_error(response: HttpResponse) -> GatewayError:
     if response.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
         return NotFound(f"{response.origin} has nothing at that URL ({description})", code=URL_NOT_FOUND, **details)
     if response.status == HTTPStatus.TOO_MANY_REQUESTS:
-        pause = response.headers.get("retry-after", "")[:40]
-        after = f"; wait {pause} s" if pause.isdecimal() else ""
-        return RateLimited(f"{response.origin} received too many requests{after}", retry_after=pause or None, **details)
+        pause = response.pause
+        after = f"; wait {pause['retry_after']} s" if pause else ""
+        return RateLimited(f"{response.origin} received too many requests{after}", **pause, **details)
     if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return Unavailable(f"{response.origin} returned {description}; try again later", code=BAD_STATUS, **details)
     return ToolFailed(f"{response.origin} returned {description}", code=BAD_STATUS, **details)

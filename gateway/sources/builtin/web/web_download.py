@@ -16,8 +16,10 @@ from gateway.net.policy import RequestLimits
 from gateway.sources.builtin.decorator import Shape, Versioned, builtin
 from gateway.sources.builtin.web.context import WebContext
 from gateway.sources.builtin.web.web_fetch import TIMEOUT_LIMIT, Headers, Seconds, Url
+from gateway.text import count_bytes
 from gateway.tools import Access, Permission
 from gateway.workspace import Parts, parse, show_path
+from gateway.workspace.unversioned import UnversionedFiles, find_unversioned
 from gateway.workspace.versions import HeldChat
 
 FILE_BYTES = 64 * 1024 * 1024
@@ -37,7 +39,9 @@ async def _overwrites(context: WebContext, path: str, **_: object) -> str | None
             entry = root.find(parse(path))
         if entry is None or entry.kind != "file":
             return None
-        return f"web_download overwrites {entry.path!r} ({entry.stat.st_size} bytes)"
+        unversioned = _find_unversioned(context, parse(path))
+        lost = f"; {unversioned}" if unversioned.files else ""
+        return f"web_download overwrites {entry.path!r} ({count_bytes(entry.stat.st_size)}){lost}"
 
     return await anyio.to_thread.run_sync(reason)
 
@@ -79,6 +83,9 @@ async def web_download(
         # Only now: other calls do not wait for the chat's files while a slow server responds.
         async with _lock_chat(context) as files:
             before = await files.save("edit")
+            unversioned = await anyio.to_thread.run_sync(_find_unversioned, context, parts)
+            if unversioned.files and unversioned.kept:
+                await files.keep(unversioned.files, context.call.id)
             with anyio.CancelScope(shield=True):
                 try:
                     async with files.changing(context.call.id):
@@ -96,9 +103,15 @@ async def web_download(
     )
     return (
         result,
-        f"{'Created' if created else 'Overwrote'} {result.path} ({result.size} bytes).",
+        f"{'Created' if created else 'Overwrote'} {result.path} ({count_bytes(result.size)})."
+        + (f" {unversioned}." if unversioned.files else ""),
         Versioned(before, after),
     )
+
+
+def _find_unversioned(context: WebContext, parts: Parts) -> UnversionedFiles:
+    with context.workspaces.root(context.call.chat) as root:
+        return find_unversioned(root, context.workspaces.is_attached(context.call.chat), [parts])
 
 
 def _write(context: WebContext, parts: Parts, file: BinaryIO, size: int, create_dirs: bool) -> bool:
@@ -120,5 +133,5 @@ async def _lock_chat(context: WebContext) -> AsyncIterator[HeldChat]:
     call = context.call
     async with context.versions.hold(call.chat, call.caller.principal) as files:
         if call.message is not None:
-            await files.switch(call.message, call.parent_message)
+            await files.switch(call.message, call.parent_message, call.caller.permission)
         yield files

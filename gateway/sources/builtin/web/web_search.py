@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from urllib.parse import urlencode
@@ -21,6 +21,7 @@ from gateway.net.policy import NetworkPolicy, RequestLimits, canonical_host
 from gateway.sources.builtin.decorator import Shape, builtin
 from gateway.sources.builtin.web.context import WebAccess, WebContext
 from gateway.tools import Access, Permission
+from gateway.value import Value
 
 if TYPE_CHECKING:
     from gateway.net.client import GuardedClient, HttpResponse
@@ -73,15 +74,13 @@ _SNIPPET_LENGTH = 1500
 _TAG = re.compile(r"</?[A-Za-z][^<>]{0,200}>")
 
 
-@dataclass(frozen=True)
-class SearchHit:
+class SearchHit(Value):
     title: str
     url: str
     snippet: str
 
 
-@dataclass(frozen=True)
-class SearchRequest:
+class SearchRequest(Value):
     """An HTTP request to a provider."""
 
     url: str
@@ -149,10 +148,8 @@ def _policy(settings: SearchSettings, url: str) -> NetworkPolicy:
 def _status_error(provider: SearchProvider, response: HttpResponse) -> GatewayError:
     status = response.status
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        pause = response.headers.get("retry-after", "")[:40]
-        return RateLimited(
-            f"{provider.name} received too many requests; wait before the next search", retry_after=pause
-        )
+        reason = f"{provider.name} received too many requests; wait before the next search"
+        return RateLimited(reason, **response.pause, status=status)
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return Unavailable(f"{provider.name} refused the search ({status}); {provider.advice}", code=SEARCH_KEY_REFUSED)
     reason = f"{provider.name} returned status {status}; {provider.advice}"

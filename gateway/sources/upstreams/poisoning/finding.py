@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.text import visible
+from gateway.value import Value
 
 _AROUND = 50
 _QUOTED = 200
@@ -29,8 +29,7 @@ _RANKS = {severity: rank for rank, severity in enumerate(Severity)}
 LOW, MEDIUM, HIGH = Severity
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Value):
     """A reason to review a definition. `where` is a JSON pointer; the excerpt has invisible characters spelled out."""
 
     where: str

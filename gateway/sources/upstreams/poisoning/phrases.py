@@ -8,48 +8,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 from gateway.sources.upstreams.poisoning.finding import HIGH, MEDIUM, Remark, Severity, excerpt
+from gateway.value import Value
 
 _NEAR = 120
 
 
-@dataclass(frozen=True)
-class Phrase:
+class Phrase(Value):
     """A pattern with conditions. It is searched only if a hint occurs in the text; `before` and `after` must match near
-    it, and `unless` before it makes it harmless."""
+    it, and `unless` before it makes it harmless. Few hints ever occur, so a pattern is compiled when it is searched."""
 
     what: str
     severity: Severity
     hints: tuple[str, ...]
-    pattern: re.Pattern[str]
-    before: tuple[re.Pattern[str], ...] = ()
-    after: re.Pattern[str] | None = None
-    unless: re.Pattern[str] | None = None
+    pattern: str
+    before: Sequence[str] = ()
+    after: str | None = None
+    unless: str | None = None
 
     def search(self, text: str, lower: str) -> re.Match[str] | None:
         """The first match in the text; `lower` is the text in lower case."""
         if not any(hint in lower for hint in self.hints):
             return None
-        return next((match for match in self.pattern.finditer(text) if self._fits(text, match)), None)
+        matches = re.finditer(self.pattern, text, re.IGNORECASE)
+        return next((match for match in matches if self._fits(text, match)), None)
 
     def _fits(self, text: str, match: re.Match[str]) -> bool:
         before = text[max(0, match.start() - _NEAR) : match.start()]
-        if not all(words.search(before) for words in self.before) or (self.unless and self.unless.search(before)):
+        if not all(re.search(words, before, re.IGNORECASE) for words in self.before):
             return False
-        return self.after is None or self.after.search(text, match.end(), match.end() + _NEAR) is not None
+        if self.unless is not None and re.search(self.unless, before, re.IGNORECASE):
+            return False
+        after = re.compile(self.after or "", re.IGNORECASE)
+        return after.search(text, match.end(), match.end() + _NEAR) is not None
 
 
 def _phrase(
     what: str, severity: Severity, hints: str, *alternatives: str, before: Sequence[str] = (), **around: str
 ) -> Phrase:
-    compiled = {key: re.compile(words, re.IGNORECASE) for key, words in around.items()}
-    preceding = tuple(re.compile(words, re.IGNORECASE) for words in before)
-    pattern = re.compile("|".join(alternatives), re.IGNORECASE)
-    return Phrase(
-        what, severity, tuple(hints.split("|")), pattern, preceding, compiled.get("after"), compiled.get("unless")
-    )
+    return Phrase(what, severity, tuple(hints.split("|")), "|".join(alternatives), before, **around)
 
 
 _W = r"(?: [\w'`\",;:-]{1,30})"  # a word between others

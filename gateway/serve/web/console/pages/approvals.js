@@ -1,5 +1,6 @@
 /** Approvals: the queue, and one question with everything a decision needs. */
 
+import {chatName, chatTitle} from "../../core/calls.js";
 import {codeBlock, copyButton} from "../../core/code.js";
 import {diffView} from "../../core/diff.js";
 import {h, replace} from "../../core/dom.js";
@@ -13,8 +14,12 @@ const SOON_MS = 5 * 60_000;
 const ENDINGS = {
   allowed: ["done", "approved"], used: ["done", "approved"], denied: ["denied", "denied"], dismissed: ["cancelled", "closed without an answer"],
   cancelled: ["cancelled", "cancelled"], expired: ["cancelled", "expired, nobody answered"],
+  unused: ["cancelled", "allowed, not used in time"],
 };
-const SCOPES = {once: "once", chat: "for this chat", always: "for this definition"};
+
+// Expired after somebody agreed: the call was not made again in time.
+const ending = (record) => record.status === "expired" && record.scope ? "unused" : record.status;
+const SCOPES = {once: "once", chat: "for this chat", always: "always, for this definition"};
 
 export const page = {
   path: "/console/approvals/{id?}",
@@ -31,6 +36,7 @@ class ApprovalsPage {
   constructor(context) {
     this.context = context;
     this.id = context.params.id || null;
+    this.chosen = null;
     this.shown = null;
     this.count = h("span", {class: "meta", "data-testid": "approvals.count"});
     this.list = h("nav", {class: "queue-list", "aria-label": "Approvals"});
@@ -75,6 +81,7 @@ class ApprovalsPage {
   }
 
   async show(id) {
+    this.chosen = id;
     if (!id) {
       this.shown = null;
       replace(this.detail, h("div", {class: "empty"}, icon("approvals"), h("strong", {}, "Nothing is open"), h("p", {}, "Choose one from the list.")));
@@ -84,11 +91,12 @@ class ApprovalsPage {
     try {
       const record = await api.get(`/api/approvals/${encodeURIComponent(id)}`, null, {signal});
       const call = await api.get(`/api/calls/${encodeURIComponent(record.call_id)}`, null, {signal}).catch(() => null);
+      if (this.chosen !== id) return; // another was chosen meanwhile
       if (this.shown && this.shown.record.id === record.id && this.shown.record.status === record.status) return;
       this.shown = {record};
       drawApproval(this, record, call);
     } catch (error) {
-      if (error.name !== "AbortError") replace(this.detail, errorBanner(error, () => this.show(id)));
+      if (error.name !== "AbortError" && this.chosen === id) replace(this.detail, errorBanner(error, () => this.show(id)));
     }
   }
 
@@ -121,9 +129,9 @@ function group(title, items, chosen, empty) {
 
 function row(item, chosen) {
   const waits = item.status === "waiting";
-  const [kind, word] = waits ? ["waiting", "waiting"] : ENDINGS[item.status] || ["cancelled", item.status];
+  const [kind, word] = waits ? ["waiting", "waiting"] : ENDINGS[ending(item)] || ["cancelled", item.status];
   const how = item.edited_args ? " with edited arguments" : item.scope && item.scope !== "once" ? ` ${SCOPES[item.scope]}` : "";
-  const about = waits ? item.chat_id : `${word}${how}${item.note ? `: “${item.note}”` : item.decided_by && word === "approved" ? ` by ${item.decided_by}` : ""}`;
+  const about = waits ? chatName(item) : `${word}${how}${item.note ? `: “${item.note}”` : item.decided_by && word === "approved" ? ` by ${item.decided_by}` : ""}`;
   const end = waits
     ? h("span", {class: "meta", "data-expires": item.expires_at, "data-words": ""}, formatRelative(item.expires_at))
     : h("span", {class: "meta"}, formatTime(item.decided_at || item.created_at));
@@ -151,7 +159,7 @@ function drawApproval(view, record, call) {
       h("a", {class: "queue-back", href: "/console/approvals"}, "‹ All approvals"),
       h("div", {class: "row row--wrap meta"}, h("span", {}, "Approval ", h("span", {class: "mono"}, record.id.slice(0, 18))), expiry),
       title,
-      h("p", {class: "approval-who"}, "Called by ", who, " in chat ", h("a", {href: `/console/chats/${encodeURIComponent(record.chat_id)}`}, record.chat_id), ". ", h("a", {href: `/console/calls/${encodeURIComponent(record.call_id)}`}, "Show the call")),
+      h("p", {class: "approval-who"}, "Called by ", who, record.folder ? " in the folder " : " in chat ", h("a", {href: `/console/chats/${encodeURIComponent(record.chat_id)}`, title: chatTitle(record)}, record.folder ?? record.chat_id), ". ", h("a", {href: `/console/calls/${encodeURIComponent(record.call_id)}`}, "Show the call")),
       h("div", {class: "banner banner--warn"}, icon("warn"), h("p", {"data-testid": "approval.reason"}, h("strong", {}, "Asks because "), showHidden(record.reason), ".")),
       record.changes ? changesCard(showHidden(record.changes)) : null,
       argumentsCard(record),
@@ -196,7 +204,7 @@ function boundCard(record) {
 function decisionBar(view, record) {
   const bar = (...children) => h("div", {class: "decision-bar", "data-testid": "approval.bar"}, ...children);
   if (record.status !== "waiting") {
-    const [kind, word] = ENDINGS[record.status] || ["cancelled", record.status];
+    const [kind, word] = ENDINGS[ending(record)] || ["cancelled", record.status];
     const by = record.decided_by ? ` by ${record.decided_by}` : "";
     return bar(state(kind, `${word[0].toUpperCase()}${word.slice(1)}${by}, ${formatTime(record.decided_at || record.expires_at)}`));
   }
@@ -213,7 +221,7 @@ function activeBar(view, record, bar) {
   const approve = h("button", {class: "button button--primary", type: "button", disabled: true, "data-testid": "approval.approve"}, "Approve once");
   setTimeout(() => { approve.disabled = false; }, ARM_MS);
   const scopes = record.remember ? ["once", "chat", "always"] : ["once"];
-  const words = {once: "Once", chat: "This chat", always: "This definition"};
+  const words = {once: "Once", chat: "This chat", always: "Always, this definition"};
   const choice = h(
     "div", {class: "segmented", role: "group", "aria-label": "Approve for"},
     scopes.map((name) => h("button", {type: "button", "aria-pressed": name === scope, "data-testid": `approval.scope.${name}`, onclick: () => choose(name)}, words[name])),
@@ -243,7 +251,7 @@ function activeBar(view, record, bar) {
   const deny = () => ask({
     title: `Deny ${record.tool_id}?`, verb: "Deny",
     body: h("div", {class: "field"}, h("label", {for: "deny-reason"}, "Reason, which the model gets"), h("textarea", {id: "deny-reason", name: "reason", rows: 3, maxlength: 1000, "data-testid": "approval.reason-field"})),
-    accept: (form) => view.decide(record, {decision: "deny", reason: form.elements.reason.value.trim() || null}, `${record.tool_id} denied`),
+    accept: (form) => view.decide(record, {decision: "deny", reason: String(new FormData(form).get("reason")).trim() || null}, `${record.tool_id} denied`),
   });
   return bar(
     problem, editing,
@@ -272,7 +280,7 @@ function findChanges(args, text) {
 /** Text with characters that one cannot see, or that turn its direction, written as escapes. @param {string} text */
 function showHidden(text) {
   return text.replace(/[\p{Cc}\p{Cf}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/gu, (character) => (
-    character === "\n" || character === "\t" ? character : [...character].map((each) => `\\u{${each.codePointAt(0).toString(16)}}`).join("")
+    character === "\n" || character === "\t" ? character : [...character].map((each) => `\\u{${Number(each.codePointAt(0)).toString(16)}}`).join("")
   ));
 }
 

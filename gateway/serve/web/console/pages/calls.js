@@ -1,6 +1,7 @@
 /** Calls: the live list with its filters, and one call with everything that is known of it. */
 
-import {codeBlock, copyButton} from "../../core/code.js";
+import {chatName, chatTitle, stateOf} from "../../core/calls.js";
+import {copyButton} from "../../core/code.js";
 import {diffView, parseUnified} from "../../core/diff.js";
 import {copyText, h, replace} from "../../core/dom.js";
 import {formatCount, formatDuration, formatExactTime, formatTime, plural, shorten} from "../../core/format.js";
@@ -9,24 +10,16 @@ import {dataTable} from "../../core/table.js";
 import {timeline} from "../../core/timeline.js";
 import {errorBanner} from "../messages.js";
 import {renderParts} from "../subpages.js";
+import {drawValue} from "../../core/values.js";
 
-const PAGE = 200;
+const PAGE = 100; // several screens; the answer is half the time of a filter
 const KEPT = 10_000;
+const TYPING_MS = 50;
 const STATES = {running: "running", waiting: "pending", done: "success", failed: "error"};
 // Filters of the address, and the parameters of REST that they are.
 const FILTERS = {q: "text", tool: "tool", chat: "chat", client: "client", who: "principal", from: "since", to: "until"};
 const CHIPS = {tool: "Tool", chat: "Chat", client: "Client", who: "Who", from: "From", to: "Until"};
-const DENIED = new Set(["DENIED", "DENIED_BY_RULE", "DECLINED", "FORBIDDEN", "APPROVAL_DENIED", "PERMISSION_DENIED"]);
 const SANDBOX = "allow-scripts allow-forms allow-popups allow-popups-to-escape-sandbox";
-
-/** The state of a call as the design names it. */
-export function stateOf(call) {
-  if (call.status === "running") return "running";
-  if (call.status === "pending") return "waiting";
-  if (call.status === "success") return "done";
-  if (call.error_code === "CANCELLED" || call.error_code === "APPROVAL_EXPIRED") return "cancelled";
-  return DENIED.has(call.error_code) ? "denied" : "failed";
-}
 
 export const page = {
   path: "/console/calls/{id?}",
@@ -42,6 +35,7 @@ export const page = {
 async function renderList(context) {
   const {api, root, navigate, onLeave} = context;
   const filters = new URLSearchParams(context.query);
+  /** @type {any[]} */
   let calls = [];
   let nextPage = null;
   let waiting = new Map(); // changes that are not shown yet, by id
@@ -60,17 +54,18 @@ async function renderList(context) {
   const problem = h("div", {});
   const older = h("button", {class: "button button--quiet", type: "button", hidden: true, "data-testid": "calls.older", onclick: () => loadOlder()}, "Show older calls");
   const count = h("span", {class: "meta", "data-testid": "calls.count"});
+  const emptyText = h("p", {});
   const table = dataTable({
-    rows: [], testid: "calls", label: "Calls", key: (call) => call.id,
+    rows: calls, testid: "calls", label: "Calls", key: (call) => call.id,
     href: (call) => `/console/calls/${encodeURIComponent(call.id)}`,
-    empty: h("div", {class: "empty"}, icon("calls"), h("strong", {}, "No calls"), h("p", {}, "Calls of every client show up here as they happen.")),
+    empty: h("div", {class: "empty"}, icon("calls"), h("strong", {}, "No calls"), emptyText),
     columns: [
       {key: "tool", title: "Tool", sortable: false, render: (call) => h("span", {class: "row"}, state(stateOf(call), null), h("span", {class: "name", title: call.tool_name}, call.tool_name), call.parent_call_id ? h("span", {class: "badge"}, "step") : null)},
       {key: "error", title: "Error", width: "150px", sortable: false, wideOnly: true, render: (call) => (call.status === "error" ? h("span", {class: "name", title: call.error ?? ""}, call.error_code) : "")},
-      {key: "chat", title: "Chat", width: "18%", sortable: false, wideOnly: true, render: (call) => h("span", {title: call.chat_id}, shorten(call.chat_id, 28))},
+      {key: "chat", title: "Chat", width: "18%", sortable: false, wideOnly: true, render: (call) => h("span", {title: chatTitle(call)}, shorten(chatName(call), 28))},
       {key: "who", title: "Who", width: "18%", sortable: false, wideOnly: true, render: (call) => whoOf(call)},
-      {key: "started", title: "Started", width: "112px", align: "right", sortable: false, render: (call) => h("time", {datetime: call.started_at, title: formatExactTime(call.started_at)}, formatTime(call.started_at))},
-      {key: "took", title: "Took", width: "92px", align: "right", sortable: false, render: (call) => (call.duration_ms === null ? "" : formatDuration(call.duration_ms))},
+      {key: "started", title: "Started", width: "104px", align: "right", sortable: false, render: (call) => h("time", {datetime: call.started_at, title: formatExactTime(call.started_at)}, formatTime(call.started_at))},
+      {key: "took", title: "Took", width: "80px", align: "right", sortable: false, render: (call) => (call.duration_ms === null ? "" : formatDuration(call.duration_ms))},
     ],
   });
   table.classList.add("calls-table");
@@ -82,7 +77,7 @@ async function renderList(context) {
     problem, h("div", {class: "calls-list"}, news, table), h("div", {class: "calls-foot row"}, count, older),
   );
   let typing = 0;
-  search.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => change("q", search.value.trim()), 150); });
+  search.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => change("q", search.value.trim()), TYPING_MS); });
   states.addEventListener("change", () => change("state", states.value));
   requests.addEventListener("change", () => change("kind", requests.checked ? "all" : ""));
   onLeave(() => { turn += 1; clearTimeout(typing); close(); });
@@ -161,6 +156,7 @@ async function renderList(context) {
   }
 
   function draw() {
+    emptyText.textContent = filters.size ? "None fits these filters. Change or remove them to see more." : "Calls of every client show up here as they happen.";
     table.setRows(calls);
     older.hidden = nextPage === null;
     count.textContent = calls.length ? `${plural(calls.length, "call")} shown${nextPage === null ? "" : ", newest first"}` : "";
@@ -177,7 +173,7 @@ async function renderList(context) {
   function drawChips() {
     replace(chips, Object.entries(CHIPS).filter(([name]) => filters.get(name)).map(([name, word]) => h(
       "button", {class: "badge calls-chip", type: "button", "data-testid": "calls.chip", "data-key": name, "aria-label": `Remove the filter ${word}: ${filters.get(name)}`, onclick: () => change(name, "")},
-      `${word}: ${shorten(filters.get(name), 32)}`, icon("x"),
+      `${word}: ${shorten(filters.get(name) ?? "", 32)}`, icon("x"),
     )));
   }
 
@@ -246,7 +242,7 @@ async function renderCall(context) {
     const files = h("span", {class: "meta"});
     if (hasChanges()) changes().then((diff) => { files.textContent = String(parseUnified(diff.diff).length); }, () => {});
     else files.textContent = "0";
-    const link = ([name, word]) => h("a", {href: `/console/calls/${encodeURIComponent(call.id)}?tab=${name}`, "aria-current": name === tab ? "page" : null, "data-testid": "call.tab", "data-key": name}, word, name === "files" ? files : null);
+    const link = (/** @type {string[]} */ [name, word]) => h("a", {href: `/console/calls/${encodeURIComponent(call.id)}?tab=${name}`, "aria-current": name === tab ? "page" : null, "data-testid": "call.tab", "data-key": name}, word, name === "files" ? files : null);
     replace(
       body,
       h("div", {class: "call-main"},
@@ -256,7 +252,7 @@ async function renderCall(context) {
           call.status === "error" ? h("div", {class: "banner banner--bad", "data-testid": "call.error"}, icon("octagon"), h("div", {}, h("p", {}, call.error ?? "The call failed."), h("p", {class: "meta mono"}, call.error_code ?? ""))) : null),
         h("nav", {class: "tabs call-tabs", "aria-label": "Parts of the call"}, tabs.map(link)),
         content,
-        tab === "request" ? null : h("section", {class: "call-arguments"}, h("h2", {}, "Arguments"), documentBlock(call.args, "Arguments"))),
+        tab === "request" ? null : h("section", {class: "call-arguments"}, h("h2", {}, "Arguments"), drawValue(call.args, "Arguments"))),
       h("aside", {class: "call-side", "aria-label": "About the call"}, timelinePanel(), workspacePanel(), approvalPanel(), recordPanel(), samePanel()),
     );
     fill(content);
@@ -283,11 +279,11 @@ async function renderCall(context) {
   }
 
   function facts() {
-    const chat = h("a", {href: `/console/chats/${encodeURIComponent(call.chat_id)}`, "data-testid": "call.chat"}, shorten(call.chat_id, 40));
+    const chat = h("a", {href: `/console/chats/${encodeURIComponent(call.chat_id)}`, title: chatTitle(call), "data-testid": "call.chat"}, shorten(chatName(call), 40));
     const parts = [
       call.duration_ms === null ? null : formatDuration(call.duration_ms),
       h("time", {datetime: call.started_at, title: formatExactTime(call.started_at)}, formatTime(call.started_at)),
-      call.client ?? call.surface, call.principal === "local" ? null : call.principal, h("span", {}, "chat ", chat),
+      call.client ?? call.surface, call.principal === "local" ? null : call.principal, h("span", {}, call.folder ? "folder " : "chat ", chat),
     ];
     return h("p", {class: "call-facts"}, parts.filter((part) => part !== null).map((part) => h("span", {}, part)));
   }
@@ -310,7 +306,7 @@ async function renderCall(context) {
   function resultTab() {
     if (call.status === "running" || call.status === "pending") return h("div", {class: "empty"}, h("p", {}, call.status === "running" ? "The call runs; its result appears here." : "The call waits for a person."));
     if (call.result === null) return h("div", {class: "empty"}, h("p", {}, call.error ? "The call failed, so there is no result." : "The record has no result: contents of files are not kept."));
-    return documentBlock(call.result, "Result");
+    return drawValue(call.result, "Result");
   }
 
   async function filesTab() {
@@ -319,8 +315,8 @@ async function renderCall(context) {
     return [diff.truncated ? h("p", {class: "banner banner--warn"}, "The difference is too large to be shown whole.") : null, diffView({unified: diff.diff})];
   }
 
-  const requestTab = () => [h("p", {class: "meta call-note"}, "As recorded, with secrets masked."), documentBlock({method: isTool() ? "tools/call" : call.tool_name, params: isTool() ? {name: call.tool_name, arguments: call.args} : call.args}, "Request")];
-  const responseTab = () => documentBlock(call.error ? {isError: true, error: {code: call.error_code, message: call.error}} : {structuredContent: call.result, renderPlan: call.render_plan}, "Response");
+  const requestTab = () => [h("p", {class: "meta call-note"}, "As recorded, with secrets masked."), drawValue({method: isTool() ? "tools/call" : call.tool_name, params: isTool() ? {name: call.tool_name, arguments: call.args} : call.args}, "Request")];
+  const responseTab = () => drawValue(call.error ? {isError: true, error: {code: call.error_code, message: call.error}} : {structuredContent: call.result, renderPlan: call.render_plan}, "Response");
 
   function timelinePanel() {
     const place = h("div", {});
@@ -361,7 +357,7 @@ async function renderCall(context) {
       replace(place, panel("Approval", items.map((approval) => list([
         ["Asked", h("span", {}, formatTime(approval.created_at), `, ${approval.reason}`)],
         ["Answer", `${approval.status === "used" ? "allowed" : approval.status}${approval.decided_by ? ` by ${approval.decided_by}` : ""}${approval.decided_at ? ` at ${formatTime(approval.decided_at)}` : ""}${approval.scope ? `, ${approval.scope}` : ""}`],
-        ...(approval.edited_args ? [["Changed", documentBlock(approval.edited_args, "Changed arguments")]] : []),
+        ...(approval.edited_args ? [["Changed", drawValue(approval.edited_args, "Changed arguments")]] : []),
         ["Question", h("a", {class: "mono", href: `/console/approvals/${approval.id}`, "data-testid": "call.approval"}, approval.id.slice(0, 18))],
       ]))));
     }, () => {});
@@ -446,7 +442,7 @@ function makeSteps(call, {steps, measured}, approvals, children) {
   const shown = steps.map((step) => {
     const name = step.kind === "tool" ? call.tool_name : words(step.name);
     const kind = step.failed ? (stateOf(call) === "done" ? "failed" : stateOf(call)) : measured ? (step.duration_ms === null ? "skipped" : "done") : ended ? "done" : step.kind === "tool" ? stateOf(call) : "skipped";
-    const note = measured ? (step.duration_ms === null ? "not reached" : undefined) : step.kind === "tool" ? undefined : ended ? "passed" : "not measured";
+    const note = measured ? (step.duration_ms === null ? "not reached" : undefined) : step.kind === "tool" ? undefined : ended ? "passed" : "";
     const whole = step.kind === "tool" && !measured ? {start: 0, duration: call.duration_ms} : {start: step.start_ms, duration: step.duration_ms};
     return {name, kind, note, isTool: step.kind === "tool", ...whole};
   });
@@ -468,25 +464,10 @@ function words(name) {
 
 function typical(calls) {
   const times = calls.map((call) => call.duration_ms).filter((time) => time !== null).sort((a, b) => a - b);
-  return times.length ? `Median ${formatDuration(times[Math.floor(times.length / 2)])}, 95 % under ${formatDuration(times[Math.min(times.length - 1, Math.floor(times.length * 0.95))])}.` : "";
+  return times.length ? `Median ${formatDuration(times[Math.floor(times.length / 2)])}, 95\u00a0% under ${formatDuration(times[Math.min(times.length - 1, Math.floor(times.length * 0.95))])}.` : "";
 }
 
-/** Arguments or a result: JSON, the text a model read, or the beginning of what was too large for the record. */
-function documentBlock(value, label) {
-  if (value && value.truncated === true && typeof value.preview === "string") {
-    return [h("p", {class: "meta call-note"}, `The record keeps the beginning only, of ${formatCount(value.bytes)} bytes.`), codeBlock({text: value.preview, label, maxLines: 200})];
-  }
-  const isText = Array.isArray(value) && value.length > 0 && value.every((block) => block && block.type === "text" && typeof block.text === "string");
-  if (isText || typeof value === "string") return codeBlock({text: isText ? value.map((block) => block.text).join("\n") : value, label, maxLines: 200});
-  const isObject = value !== null && typeof value === "object" && !Array.isArray(value);
-  if (isObject && Object.values(value).some((each) => typeof each === "string" && each.includes("\n"))) {
-    // Texts with lines are shown as such, each by itself.
-    const block = (name, each) => codeBlock({text: typeof each === "string" ? each : JSON.stringify(each, null, 2), label: `${label}: ${name}`, maxLines: 200});
-    return h("dl", {class: "call-values"}, Object.entries(value).map(([name, each]) => [h("dt", {class: "mono"}, name), h("dd", {}, block(name, each))]));
-  }
-  return codeBlock({text: JSON.stringify(value ?? null, null, 2), language: "json", label, maxLines: 200});
-}
-
+/** @param {string} title @param {import("../../core/dom.js").Child} content @param {import("../../core/dom.js").Child} extra */
 function panel(title, content, extra = null) {
   return h("section", {class: "call-panel"}, h("div", {class: "row"}, h("h2", {}, title), extra), content);
 }

@@ -110,7 +110,10 @@ export function focusTitle(node) {
   title.focus({preventScroll: true});
 }
 
-/** An empty place: one icon, what would be here, and what to do. */
+/**
+ * An empty place: one icon, what would be here, and what to do.
+ * @param {string} shape @param {string} title @param {string} text @param {HTMLElement | null} action
+ */
 export function emptyState(shape, title, text, action = null) {
   return h("div", {class: "empty"}, icon(shape), h("strong", {}, title), h("p", {}, text), action);
 }

@@ -1,5 +1,6 @@
 /** Home: what works, what needs a person, what happened lately, and how a client is connected. */
 
+import {chatName, chatTitle, stateOf} from "../../core/calls.js";
 import {codeBlock} from "../../core/code.js";
 import {h, replace} from "../../core/dom.js";
 import {formatCount, formatDuration, formatPercent, formatRelative, formatTime, plural} from "../../core/format.js";
@@ -9,8 +10,6 @@ import {errorBanner} from "../messages.js";
 const RECENT = 8;
 const STATES = {ok: "done", note: "needs", fail: "failed"};
 const ORDER = ["ok", "note", "fail"];
-const CALL_STATES = {success: "done", error: "failed", running: "running", pending: "waiting"};
-const DENIED = ["DECLINED", "FORBIDDEN", "DISMISSED", "APPROVAL_EXPIRED"];
 
 export const page = {
   path: "/",
@@ -75,7 +74,7 @@ function healthParts(health, servers) {
     part("Store", worst(store), worst(store) === "ok" ? "Healthy" : "Needs care", firstMessage(store), null),
     part(
       "Servers", bad.length ? "note" : "ok", servers.length ? `${servers.length - bad.length} of ${servers.length} ready` : "None yet",
-      problem ? `${problem.name}: ${serverProblem(problem)}` : servers.length ? "All answered when they were last asked" : "Tools of other MCP servers appear here",
+      problem ? `${problem.name}: ${serverProblem(problem)}` : servers.length ? "All answered when they were last asked" : "Tools of other MCP servers appear here.",
       problem ? [`/console/servers/${encodeURIComponent(problem.name)}`, "Repair"] : ["/console/servers/add", "Add one"],
     ),
     part("Sandbox", worst(sandbox), {ok: "Ready", note: "Works, with limits", fail: "Not available"}[worst(sandbox)], firstMessage(sandbox), null),
@@ -121,9 +120,9 @@ function serverProblem(server) {
 function drawNeeds(place, approvals, servers, principal) {
   const rows = approvals
     .sort((a, b) => a.expires_at.localeCompare(b.expires_at))
-    .map((each) => needRow("waiting", each.tool_id, each.reason, `expires ${formatRelative(each.expires_at)}`, `/console/approvals/${each.id}`, principal.admin ? "Review" : "Look"));
+    .map((each) => needRow("waiting", each.tool_id, "asks first", `${each.folder ? "Folder" : "Chat"} ${chatName(each)}: ${withoutName(each.reason, each.tool_id)}`, `expires ${formatRelative(each.expires_at)}`, `/console/approvals/${each.id}`, principal.admin ? "Review" : "Look"));
   for (const server of servers.filter((each) => each.error || each.missing.length || each.waiting)) {
-    rows.push(needRow("needs", server.name, serverProblem(server), "", `/console/servers/${encodeURIComponent(server.name)}`, server.waiting ? "Compare" : "Repair"));
+    rows.push(needRow("needs", server.name, server.error ? "does not answer" : server.missing.length ? "misses a value" : "changed its tools", serverProblem(server), "", `/console/servers/${encodeURIComponent(server.name)}`, server.waiting ? "Compare" : "Repair"));
   }
   replace(
     place,
@@ -132,11 +131,16 @@ function drawNeeds(place, approvals, servers, principal) {
   );
 }
 
-function needRow(kind, name, text, end, url, verb) {
+/** A reason without the name of its tool, which is beside it. @param {string} reason @param {string} name */
+function withoutName(reason, name) {
+  return reason.startsWith(`${name} `) ? reason.slice(name.length + 1) : reason;
+}
+
+function needRow(kind, name, word, text, end, url, verb) {
   return h(
     "div", {class: "need", "data-testid": "home.need", "data-key": name},
     state(kind, null),
-    h("div", {class: "need-text"}, h("p", {class: "name"}, name), h("p", {class: "meta"}, text)),
+    h("div", {class: "need-text"}, h("p", {}, h("span", {class: "mono"}, name), " ", word), h("p", {class: "meta", title: text}, text)),
     end ? h("span", {class: "meta"}, end) : null,
     h("a", {class: kind === "waiting" ? "button button--primary" : "button", href: url}, verb),
   );
@@ -146,11 +150,11 @@ function needRow(kind, name, text, end, url, verb) {
 
 function drawRecent(place, calls) {
   const rows = calls.map((call) => {
-    const kind = call.status === "error" && DENIED.includes(call.error_code) ? "denied" : CALL_STATES[call.status];
-    const took = {pending: "waiting", running: "running"}[call.status] || (kind === "denied" ? "denied" : formatDuration(call.duration_ms));
+    const kind = stateOf(call);
+    const took = ["done", "failed"].includes(kind) ? formatDuration(call.duration_ms) : kind;
     return h(
       "a", {class: "call-row", href: `/console/calls/${encodeURIComponent(call.id)}`, "data-testid": "home.call", "data-key": call.id},
-      state(kind, null), h("span", {class: "name"}, call.tool_name), h("span", {class: "call-chat"}, call.chat_id), h("span", {class: "call-client"}, call.client || call.surface),
+      state(kind, null), h("span", {class: "name"}, call.tool_name), h("span", {class: "call-chat", title: chatTitle(call)}, chatName(call)), h("span", {class: "call-client"}, call.client || call.surface),
       h("span", {class: `call-took ${kind === "denied" || kind === "failed" ? "bad-text" : kind === "waiting" ? "warn-text" : ""}`}, took), h("span", {class: "meta"}, formatTime(call.started_at)),
     );
   });
@@ -187,7 +191,7 @@ function drawGuide(place, calls, tools, servers) {
   }
   const steps = [
     [false, "Connect a client", "Paste the lines below into its settings, or use its link."],
-    [servers.length > 0 || tools.some((tool) => !tool.id.startsWith("builtin")), "Add tools", `${plural(tools.length, "tool")} are here already. Add a server or install a toolset for more.`],
+    [servers.length > 0 || tools.some((tool) => tool.origin !== "builtin"), "Add tools", `${plural(tools.length, "tool")} are here already. Add a server or install a toolset for more.`],
     [false, "Make a call", "Ask the client to use a tool, or try one on the page Tools."],
   ];
   replace(
@@ -214,7 +218,7 @@ async function drawConnect(place, api, {query, navigate}) {
   const tabs = h("div", {class: "tabs connect-tabs", role: "tablist", "aria-label": "Clients"});
   const choose = (name) => {
     const chosen = clients.items.find((each) => each.client === name) || clients.items[0];
-    for (const tab of tabs.children) {
+    for (const tab of /** @type {Iterable<HTMLElement>} */ (tabs.children)) {
       tab.setAttribute("aria-selected", String(tab.dataset.key === chosen.client));
       tab.tabIndex = tab.dataset.key === chosen.client ? 0 : -1;
     }
@@ -233,8 +237,8 @@ async function drawConnect(place, api, {query, navigate}) {
   tabs.addEventListener("keydown", (event) => {
     const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
     if (!step) return;
-    const all = [...tabs.children];
-    const next = all[(all.indexOf(document.activeElement) + step + all.length) % all.length];
+    const all = /** @type {HTMLElement[]} */ ([...tabs.children]);
+    const next = all[(all.findIndex((each) => each === document.activeElement) + step + all.length) % all.length];
     next.focus();
     next.click();
   });

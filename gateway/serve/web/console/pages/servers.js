@@ -6,8 +6,9 @@ import {formatDuration, formatTime, plural} from "../../core/format.js";
 import {icon, state} from "../../core/icons.js";
 import {ask, errorBanner} from "../messages.js";
 import {emptyState, facts, focusTitle, jsonBlock, levelBadge, readAll, runAction, splitPane, tabLinks} from "./catalog.js";
+import {drawBundle, drawRegistry} from "./packages.js";
 
-const WAYS = {form: "Form", paste: "Paste a config"};
+const WAYS = {form: "Form", paste: "Paste a config", registry: "Registry", mcpb: ".mcpb file"};
 const LOG_MS = 2000;
 const LOGIN_MS = 1500;
 const LOGIN_TRIES = 200;
@@ -33,8 +34,14 @@ function needsPerson(server) {
 }
 
 class ServersPage {
+  /** @type {any[]} */ servers = [];
+  /** @type {string | null} */ name = null;
+  timer = 0;
+  q = "";
+
   constructor(context) {
-    Object.assign(this, {context, api: context.api, servers: [], name: null, timer: 0, q: ""});
+    this.context = context;
+    this.api = context.api;
     this.head = h("header", {class: "page-head"});
     this.rows = h("ul", {class: "plain-list"});
     const search = h("input", {type: "search", class: "input", "aria-label": "Filter servers", placeholder: "Filter servers", "data-testid": "servers.filter", oninput: () => { this.q = search.value.toLowerCase(); this.drawList(); }});
@@ -132,7 +139,7 @@ class ServersPage {
   }
 
   path(rest = "") {
-    return `/api/upstreams/${encodeURIComponent(this.name)}${rest ? `/${rest}` : ""}`;
+    return `/api/upstreams/${encodeURIComponent(this.name ?? "")}${rest ? `/${rest}` : ""}`;
   }
 
   async act(button, action, word, body) {
@@ -202,8 +209,7 @@ class ServersPage {
       this.detail, back(),
       h("header", {class: "detail__head stack"}, h("h2", {}, "Add a server"), h("nav", {class: "segmented", "aria-label": "How"}, Object.entries(WAYS).map(([key, word]) => h("a", {href: `/console/servers/add?how=${key}`, "aria-current": key === how ? "page" : null, "data-testid": "servers.how", "data-key": key}, word)))),
       body);
-    if (how === "paste") drawPaste(this, body);
-    else drawForm(this, body);
+    ({paste: drawPaste, registry: drawRegistry, mcpb: drawBundle}[how] ?? drawForm)(this, body);
   }
 }
 

@@ -32,8 +32,17 @@ function groupOf(tool) {
 }
 
 class ToolsPage {
+  /** @type {any[]} */ tools = [];
+  calls = new Map();
+  /** @type {Record<string, string>} */ filters = {};
+  /** @type {string | null} */ name = null;
+  /** @type {any} made by `draw`, as are the two below */ table;
+  /** @type {any} */ split;
+  /** @type {any} */ sources;
+
   constructor(context) {
-    Object.assign(this, {context, api: context.api, tools: [], calls: new Map(), filters: {}, name: null});
+    this.context = context;
+    this.api = context.api;
     this.isAdmin = context.principal.admin;
     this.detail = h("section", {class: "split__detail", "aria-label": "Tool"});
     this.bar = h("div", {class: "action-bar", role: "region", "aria-label": "Selected tools", hidden: true});
@@ -90,14 +99,16 @@ class ToolsPage {
     };
     this.sources = h("div", {class: "segmented", role: "radiogroup", "aria-label": "Origin"}, Object.entries(ORIGINS).map(([value, word]) =>
       h("button", {type: "button", role: "radio", "data-testid": "tools.source", "data-key": value || "all", onclick: () => this.filter({source: value})}, word)));
+    const align = /** @type {"right"} */ ("right");
     const toggle = (tool) => h("input", {type: "checkbox", class: "toggle", role: "switch", checked: tool.on, "aria-label": `${tool.name} on`, "data-testid": "tools.toggle", "data-key": tool.name, onchange: (event) => this.switchTools([tool], event.target.checked)});
+    /** @type {import("../../core/table.js").Column<any>[]} */
     const columns = [
       {key: "name", title: "Name", render: (tool) => h("span", {class: "tool-name", title: tool.reason ?? tool.name}, h("span", {class: "mono"}, shorten(tool.name, phone ? 30 : 56)), phone ? levelBadge(tool.permission) : null, toolBadges(tool))},
       ...(phone ? [] : [{key: "permission", title: "Level", width: "92px", render: (tool) => (tool.isKnown ? levelBadge(tool.permission) : "–")}]),
-      {key: "tokens", title: "Tokens", width: "76px", align: "right", wideOnly: true, render: (tool) => (tool.isKnown ? formatCount(tool.tokens) : "–")},
-      {key: "calls", title: "7 days", width: "72px", align: "right", wideOnly: true, value: (tool) => this.calls.get(tool.id)?.calls ?? 0, render: (tool) => formatCount(this.calls.get(tool.id)?.calls ?? 0)},
+      {key: "tokens", title: "Tokens", width: "76px", align, wideOnly: true, render: (tool) => (tool.isKnown ? formatCount(tool.tokens) : "–")},
+      {key: "calls", title: "7 days", width: "72px", align, wideOnly: true, value: (tool) => this.calls.get(tool.id)?.calls ?? 0, render: (tool) => formatCount(this.calls.get(tool.id)?.calls ?? 0)},
       ...(this.isAdmin ? [
-        {key: "on", title: "On", width: "58px", align: "right", value: (tool) => Number(!tool.on), render: toggle},
+        {key: "on", title: "On", width: "58px", align, value: (tool) => Number(!tool.on), render: toggle},
       ] : []),
     ];
     this.table = dataTable({
@@ -244,7 +255,8 @@ class ToolsPage {
           h("a", {class: "button button--quiet button--icon push", href: this.address(null), "aria-label": "Close", "data-testid": "tools.close"}, icon("x"))),
         tool.title && tool.title !== tool.name ? h("p", {}, tool.title) : null,
         h("div", {class: "row row--wrap"}, toolBadges(tool, true)),
-        isOffered ? null : h("div", {class: "banner banner--warn"}, icon("warn"), h("p", {}, `Not offered: ${tool.reason ?? "it is turned off"}`))),
+        isOffered ? null : h("div", {class: "banner banner--warn"}, icon("warn"), h("p", {}, `Not offered: ${tool.reason ?? "it is turned off"}`),
+          tool.origin === "server" && /definition/.test(tool.reason ?? "") ? h("a", {class: "button", href: `/console/servers/${encodeURIComponent(tool.owner)}?tab=definitions`, "data-testid": "tools.compare"}, "Compare") : null)),
       tabLinks(tabs, current, (key) => this.address(name, {tab: key}), "tools"), body);
     if (focuses) focusTitle(this.detail);
     const draw = {details: drawDetails, try: drawTrial, overrides: drawOverrides, usage: drawUsage}[current];
@@ -264,7 +276,7 @@ class ToolsPage {
 function drawDetails(view, tool, body) {
   replace(
     body,
-    h("div", {class: "stack"}, h("h3", {}, "Description, as models see it"), h("p", {class: "prose-text", "data-testid": "tools.description"}, tool.description || "It has no description.")),
+    h("div", {class: "stack"}, h("h3", {}, tool.on === false ? "Description, which models do not see" : "Description, as models see it"), h("p", {class: "prose-text", "data-testid": "tools.description"}, tool.description || "It has no description.")),
     facts({Id: h("span", {class: "mono"}, tool.id), Origin: originBadge(tool), Category: tool.category, Level: levelBadge(tool.permission), Kind: tool.kind, Tags: tool.tags.join(", "), Calls: view.calls.has(tool.id) ? `${formatCount(view.calls.get(tool.id).calls)} in 7 days` : null}),
     tool.input_schema ? [h("h3", {}, "Input schema"), jsonBlock(tool.input_schema, "Input schema", {maxLines: 60})] : null,
     tool.output_schema ? [h("h3", {}, "Output schema"), jsonBlock(tool.output_schema, "Output schema", {maxLines: 40})] : null,

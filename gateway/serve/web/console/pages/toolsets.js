@@ -19,8 +19,13 @@ async function render(context) {
 }
 
 class ToolsetsPage {
+  /** @type {any[]} */ toolsets = [];
+  /** @type {string | null} */ id = null;
+  /** @type {File | null} */ dropped = null;
+
   constructor(context) {
-    Object.assign(this, {context, api: context.api, toolsets: [], id: null, dropped: null});
+    this.context = context;
+    this.api = context.api;
     this.head = h("header", {class: "page-head"});
     this.list = h("section", {class: "split__list", "aria-label": "Installed toolsets"});
     this.detail = h("section", {class: "split__detail", "aria-label": "Toolset"});
@@ -74,8 +79,8 @@ class ToolsetsPage {
     replace(this.list, h("ul", {class: "plain-list"}, this.toolsets.map((each) => h(
       "li", {class: "pick", "aria-current": each.id === this.id ? "true" : null, "data-testid": "toolsets.row", "data-key": each.id},
       h("a", {class: "pick__link", href: `/console/toolsets/${encodeURIComponent(each.id)}`},
-        h("span", {class: "row"}, icon(each.problem_count ? "warn" : "toolsets"), h("strong", {class: "name"}, each.id), h("span", {class: "meta"}, each.version)),
-        h("span", {class: "row meta"}, `${each.offered} of ${plural(each.tool_count, "tool")} on`, each.permission ? levelBadge(each.permission) : null, each.problem_count ? h("span", {class: "warn-text"}, plural(each.problem_count, "problem")) : null)),
+        h("span", {class: "row"}, each.problem_count ? h("span", {class: "warn-text"}, icon("warn")) : icon("toolsets"), h("strong", {class: "name"}, each.id), h("span", {class: "meta"}, each.version)),
+        h("span", {class: "row row--wrap meta"}, h("span", {}, `${each.offered} of ${plural(each.tool_count, "tool")} on`), each.permission ? levelBadge(each.permission) : null, each.problem_count ? h("span", {class: "warn-text"}, plural(each.problem_count, "problem")) : null)),
       this.toggle(each),
     ))));
   }
@@ -174,7 +179,7 @@ class ToolsetsPage {
     const url = h("input", {type: "url", id: "import-url", placeholder: "https://", value: this.context.query.get("url") ?? "", "data-testid": "toolsets.url"});
     const documentText = h("textarea", {rows: 8, class: "mono", id: "import-document", spellcheck: "false", "data-testid": "toolsets.document"});
     const id = h("input", {type: "text", id: "import-id", placeholder: "made from its title", pattern: "[a-z0-9][a-z0-9_\\-]{0,63}", "data-testid": "toolsets.import-id"});
-    const field = (label, input, hint = null) => h("div", {class: "field"}, h("label", {for: input.id}, label), input, hint ? h("p", {class: "field__hint"}, hint) : null);
+    const field = (/** @type {string} */ label, /** @type {HTMLElement} */ input, hint = "") => h("div", {class: "field"}, h("label", {for: input.id}, label), input, hint ? h("p", {class: "field__hint"}, hint) : null);
     const fields = {
       zip: [field("ZIP file", file, "Or drop it anywhere on this page.")],
       url: [field("Address of a ZIP file or a tools.yaml", url)],
@@ -185,7 +190,7 @@ class ToolsetsPage {
       const query = `?dry_run=${dryRun}`;
       if (how === "openapi") return this.api.send("POST", `/api/openapi-imports${query}`, {...(documentText.value ? {document: documentText.value} : {url: url.value}), ...(id.value ? {id: id.value} : {})});
       if (how === "url") return this.api.send("POST", `/api/toolsets/import${query}`, {url: url.value});
-      const chosen = file.files[0] ?? this.dropped;
+      const chosen = file.files?.[0] ?? this.dropped;
       if (!chosen) throw new Error("Choose a ZIP file first.");
       const form = new FormData();
       form.append("file", chosen, chosen.name);

@@ -5,6 +5,7 @@ import {schemaForm} from "../../core/form.js";
 import {formatDuration, formatTime} from "../../core/format.js";
 import {icon, state} from "../../core/icons.js";
 import {errorBanner} from "../messages.js";
+import {drawValue} from "../../core/values.js";
 import {jsonBlock} from "./catalog.js";
 
 const CANCEL_TRIES = 240;
@@ -21,7 +22,7 @@ export async function drawTrial(view, tool, body) {
   const chat = h("input", {type: "text", id: "try-chat", value: filled?.chat_id ?? `console-${principal.replace(/[^\w.-]+/g, "-").slice(0, 60)}`, "data-testid": "try.chat", spellcheck: "false"});
   const trial = new Trial(view, tool, form, chat);
   const last = h("button", {class: "button button--quiet button--small push", type: "button", "data-testid": "try.fill", onclick: () => trial.fillFromLast()}, "Fill from last call");
-  form.node.querySelector(".form__head").append(last);
+  form.node.querySelector(".form__head")?.append(last);
   const asks = tool.requires_confirmation ? h("span", {class: "try__asks"}, icon("approvals"), "Will ask you first") : null;
   replace(
     body,
@@ -40,8 +41,22 @@ export async function drawTrial(view, tool, body) {
 }
 
 class Trial {
+  /** @type {string | null} */ callId = null;
+  /** @type {any} */ stream = null;
+  timer = 0;
+  started = 0;
+  status = h("div", {class: "row"});
+  elapsed = h("span", {});
+  progress = h("progress", {});
+  message = h("p", {class: "meta"});
+  question = h("div", {});
+
   constructor(view, tool, form, chat) {
-    Object.assign(this, {view, tool, form, chat, api: view.api, callId: null, stream: null});
+    this.view = view;
+    this.tool = tool;
+    this.form = form;
+    this.chat = chat;
+    this.api = view.api;
     this.run = h("button", {class: "button button--primary", type: "button", "data-testid": "try.run", onclick: () => this.start()}, icon("play"), "Run ", h("kbd", {class: "kbd"}, "Ctrl ↵"));
     this.cancel = h("button", {class: "button", type: "button", hidden: true, "data-testid": "try.cancel", onclick: () => this.end()}, "Cancel");
     this.output = h("div", {class: "try__output", "aria-live": "polite", "data-testid": "try.output"});
@@ -70,7 +85,8 @@ class Trial {
     const {path, body} = this.request;
     this.started = performance.now();
     this.callId = null;
-    this.status = h("div", {class: "row try__state"}, state("running"), this.elapsed = h("span", {class: "meta"}, "0.0 s"));
+    this.elapsed = h("span", {class: "meta"}, "0.0 s");
+    this.status = h("div", {class: "row try__state"}, state("running"), this.elapsed);
     this.progress = h("progress", {hidden: true, max: 1, "aria-label": "Progress"});
     this.message = h("p", {class: "meta"});
     this.question = h("div", {});
@@ -141,8 +157,9 @@ class Trial {
     const code = answer.error?.code;
     const kind = answer.ok ? "done" : code === "CANCELLED" ? "cancelled" : /DENIED|FORBIDDEN|DECLINED/.test(code ?? "") ? "denied" : "failed";
     const id = answer.call_id;
+    /** @type {Record<string, [string, () => import("../../core/dom.js").Child]>} */
     const parts = {
-      result: ["Result", () => (answer.ok ? drawValue(answer) : errorBanner({message: answer.error.message, code}))],
+      result: ["Result", () => (answer.ok ? drawValue(answer.value ?? answer.content, "Result") : errorBanner({message: answer.error.message, code}))],
       ...(answer.render_plan ? {view: ["View", () => drawView(answer, id)]} : {}),
       request: ["Request", () => jsonBlock({method: "POST", path: this.request.path, body: sent}, "Request")],
       response: ["Response", () => jsonBlock(answer, "Response", {maxLines: 200})],
@@ -168,17 +185,6 @@ class Trial {
       state({success: "done", error: "failed", pending: "waiting", running: "running"}[call.status], null), h("span", {class: "meta"}, `${formatTime(call.started_at)} · ${call.client ?? call.surface}`), h("span", {class: "meta"}, formatDuration(call.duration_ms))));
     replace(this.history, h("details", {class: "form__optional"}, h("summary", {"data-testid": "try.history"}, "Earlier calls, to fill the form from"), h("ul", {class: "plain-list"}, items.map(row))));
   }
-}
-
-/** What a model reads as text, else the value. */
-function drawValue(answer) {
-  const {value, content} = answer;
-  if (value !== null && value !== undefined) return jsonBlock(value, "Result", {maxLines: 200});
-  return (content ?? []).map((block) => {
-    if (block.type === "text") return jsonBlock(block.text, "Text", {maxLines: 200});
-    if (block.type === "image" && /^image\/(png|jpeg|gif|webp)$/.test(block.mimeType)) return h("img", {class: "try__image", alt: "Image that the tool returned", src: `data:${block.mimeType};base64,${block.data}`});
-    return jsonBlock(block, block.type ?? "Content", {maxLines: 60});
-  });
 }
 
 /** The rendered view, in a frame without rights over the console. */
@@ -208,7 +214,7 @@ function copyMenu(trial) {
   };
   const menu = h("details", {class: "menu-button"}, h("summary", {class: "button", "data-testid": "try.copy"}, "Copy as"));
   menu.append(h("div", {class: "menu"}, ["curl", "CLI", "Python"].map((kind) => h("button", {type: "button", "data-testid": "try.copy-as", "data-key": kind, onclick: () => copy(kind, menu)}, kind))));
-  menu.addEventListener("keydown", (event) => { if (event.key === "Escape") { menu.open = false; menu.querySelector("summary").focus(); } });
-  menu.addEventListener("focusout", (event) => { if (!menu.contains(event.relatedTarget)) menu.open = false; });
+  menu.addEventListener("keydown", (event) => { if (event.key === "Escape") { menu.open = false; menu.querySelector("summary")?.focus(); } });
+  menu.addEventListener("focusout", (event) => { if (!menu.contains(/** @type {Node | null} */ (event.relatedTarget))) menu.open = false; });
   return menu;
 }

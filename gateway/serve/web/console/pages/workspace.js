@@ -1,8 +1,10 @@
 /** Workspace: chats, their files, the versions of these as a graph, differences, and going back. */
 
+import {chatName} from "../../core/calls.js";
 import {codeBlock} from "../../core/code.js";
 import {diffView, parseUnified} from "../../core/diff.js";
 import {fromServerHtml, h, replace} from "../../core/dom.js";
+import {makeEditor} from "../../core/editor.js";
 import {formatExactTime, formatSize, formatTime, plural, shorten} from "../../core/format.js";
 import {versionGraph} from "../../core/graph.js";
 import {icon} from "../../core/icons.js";
@@ -17,7 +19,7 @@ const MOST_FILES = 20_000;
 const VERSIONS = 100;
 const MOST_PAGES = 20;
 const EDIT_BYTES = 1024 * 1024;
-const SOURCES = {user_upload: "Upload", edit: "Files edited", branch: "Branch", undone: "Undo", interrupted: "Interrupted call", tool_run: "Tool"};
+const SOURCES = {user_upload: "Upload", edit: "Files edited", branch: "Branch", undone: "Undo", interrupted: "Interrupted call", kept: "Copy of ignored files", tool_run: "Tool"};
 
 export const page = {
   path: ["/console/chats", "/console/chats/{chat}", "/console/chats/{chat}/files/{+path}", "/console/chats/{chat}/compare/{range}"],
@@ -28,7 +30,7 @@ export const page = {
   },
 };
 
-/** The address of a file, a comparison or a chat in the console. */
+/** The address of a file, a comparison or a chat in the console. @param {string} chat @param {Record<string, any>} place */
 function urlOf(chat, {path = "", compare = null, ...query} = {}) {
   const base = `/console/chats/${encodeURIComponent(chat)}`;
   const place = compare ? `/compare/${compare.map(encodeURIComponent).join("...")}` : path ? `/files/${encodePath(path)}` : "";
@@ -40,6 +42,16 @@ function encodePath(path) {
   return path.split("/").map(encodeURIComponent).join("/");
 }
 
+function isDocument(path) {
+  return /\.(md|markdown)$/i.test(path);
+}
+
+/** Run the script of the editor that highlights; there is none where the package was built without npm. */
+async function loadEditor() {
+  const src = document.body.dataset.editor;
+  if (src) await new Promise((resolve, reject) => document.head.append(h("script", {src, onload: resolve, onerror: reject})));
+}
+
 // The chats.
 
 async function renderChats({api, root, signal, query, navigate, principal}) {
@@ -49,14 +61,14 @@ async function renderChats({api, root, signal, query, navigate, principal}) {
     rows: chats, testid: "chats", label: "Chats", key: (chat) => chat.id, href: (chat) => urlOf(chat.id),
     empty: h("div", {class: "empty"}, icon("files"), h("strong", {}, "No chats"), h("p", {}, "Each conversation of a client gets a workspace here with its first call.")),
     columns: [
-      {key: "id", title: "Chat", render: (chat) => h("span", {class: "name", title: chat.id}, shorten(chat.id, 60))},
+      {key: "id", title: "Chat", render: (chat) => (chat.folder ? h("span", {class: "name", title: `${chat.folder} (${chat.id})`}, h("strong", {}, chatName({folder: chat.folder, chat_id: chat.id})), " ", h("span", {class: "meta"}, chat.folder)) : h("span", {class: "name", title: chat.id}, shorten(chat.id, 60)))},
       ...(principal.admin ? [{key: "principal", title: "Owner", width: "24%", wideOnly: true}] : []),
-      {key: "manifest_id", title: "Files", width: "20%", wideOnly: true, sortable: false, render: (chat) => (chat.manifest_id ? h("span", {class: "mono"}, chat.manifest_id.slice(0, 18)) : "no version yet")},
+      {key: "manifest_id", title: "Version", width: "20%", wideOnly: true, sortable: false, render: (chat) => (chat.manifest_id ? h("span", {class: "mono"}, chat.manifest_id.slice(0, 18)) : "no version yet")},
       {key: "created_at", title: "Created", width: "130px", align: "right", render: (chat) => h("time", {title: formatExactTime(chat.created_at)}, formatTime(chat.created_at))},
     ],
   });
   table.classList.add("calls-table");
-  const draw = () => table.setRows(chats.filter((chat) => `${chat.id} ${chat.principal}`.toLowerCase().includes(filter.value.trim().toLowerCase())));
+  const draw = () => table.setRows(chats.filter((chat) => `${chat.id} ${chat.folder ?? ""} ${chat.principal}`.toLowerCase().includes(filter.value.trim().toLowerCase())));
   filter.addEventListener("input", () => {
     navigate(`/console/chats${filter.value ? `?q=${encodeURIComponent(filter.value)}` : ""}`, {replace: true});
     draw();
@@ -102,7 +114,7 @@ async function renderChat(context) {
   const tree = fileTree({load: loadFolder, testid: "workspace.tree", href: (path) => urlOf(chat, {path, at: place.at}), open: (path) => navigate(urlOf(chat, {path, at: place.at}))});
   const middle = h("div", {class: "files-middle", "data-testid": "workspace.content"});
   const side = h("aside", {class: "files-side", "aria-label": "Versions of the files"});
-  const picker = h("input", {type: "file", multiple: true, hidden: true, "aria-label": "Files to upload", "data-testid": "workspace.picker", onchange: () => { upload([...picker.files].map((file) => ({file, folder: here()}))); picker.value = ""; }});
+  const picker = h("input", {type: "file", multiple: true, hidden: true, "aria-label": "Files to upload", "data-testid": "workspace.picker", onchange: () => { upload([...(picker.files ?? [])].map((file) => ({file, folder: here()}))); picker.value = ""; }});
   const body = h("div", {class: "files"},
     h("div", {class: "files-tree"}, h("div", {class: "files-filter"}, filter, h("label", {class: "row"}, "Only changed files", changedCount, h("span", {class: "push"}), changedOnly)), tree.element),
     middle, side);
@@ -118,6 +130,7 @@ async function renderChat(context) {
     picker, body, h("p", {class: "files-drop", "aria-hidden": "true"}, "Drop to upload"),
   );
   if (mayWrite) acceptDrops();
+  filter.addEventListener("focus", () => loadEverything().catch(() => (allFiles = null))); // before the first letter
   filter.addEventListener("input", () => filterFiles());
   changedOnly.addEventListener("change", () => filterFiles());
   const warn = (event) => { if (drafts.size) event.preventDefault(); };
@@ -278,7 +291,7 @@ async function renderChat(context) {
   }
 
   async function comparePart() {
-    const [a, b] = place.compare;
+    const [a, b] = place.compare ?? [];
     const diff = await api.get(`${base}/diff`, {from: a || null, to: b || null, path: place.file || null}, {signal});
     const files = parseUnified(diff.diff);
     const select = (name, value) => {
@@ -309,11 +322,10 @@ async function renderChat(context) {
     if (place.edit && mayWrite) return editPart(raw);
     const tab = ["source", "changes", "history"].includes(place.show) ? place.show : "file";
     const view = (show, word) => h("a", {href: urlOf(chat, {path, at, show: show === "file" ? "" : show}), "aria-current": tab === show ? "page" : null, "data-testid": "workspace.show", "data-key": show}, word);
-    const isDocument = /\.(md|markdown)$/i.test(path);
-    const bar = (facts) => h("div", {class: "files-head"},
+    const bar = (facts, isText = true) => h("div", {class: "files-head"},
       h("h2", {class: "mono files-path", title: path}, path), facts, h("span", {class: "push"}),
-      h("nav", {class: "segmented files-tabs", "aria-label": "Ways to look at the file"}, view("file", "File"), isDocument ? view("source", "Source") : null, view("changes", "Changes"), view("history", "History")),
-      mayWrite ? h("a", {class: "button button--icon", href: urlOf(chat, {path, edit: "1"}), "aria-label": "Edit", title: at ? "Edit the current file" : "Edit", "data-testid": "workspace.edit"}, icon("edit")) : null,
+      h("nav", {class: "segmented files-tabs", "aria-label": "Ways to look at the file"}, view("file", "File"), isDocument(path) || /\.svg$/i.test(path) ? view("source", "Source") : null, view("changes", "Changes"), view("history", "History")),
+      mayWrite && isText ? h("a", {class: "button button--icon", href: urlOf(chat, {path, edit: "1"}), "aria-label": "Edit", title: at ? "Edit the current file" : "Edit", "data-testid": "workspace.edit"}, icon("edit")) : null,
       h("a", {class: "button button--icon", href: `${raw}${suffix}`, download: baseName(path), "aria-label": "Download the file", title: "Download the file", "data-testid": "workspace.save-as"}, icon("download")));
     const old = at && find(at) && !find(at).head ? h("p", {class: "banner files-note"}, icon("clock"), h("span", {}, `As it was at ${formatTime(find(at).created)}. `), h("a", {href: urlOf(chat, {path}), "data-testid": "workspace.now"}, "Show it now")) : null;
     if (tab === "history") return [bar(null), fileHistory(path)];
@@ -324,7 +336,7 @@ async function renderChat(context) {
     }
     const preview = await api.get(`${base}/preview/${encodePath(path)}`, {manifest: at || null, source: tab === "source"}, {signal});
     const facts = h("span", {class: "meta"}, [formatSize(preview.size), preview.language].filter(Boolean).join(", "));
-    return [bar(facts), old, preview.truncated && preview.html !== null ? h("p", {class: "banner banner--warn files-note"}, `Only the beginning is shown; the file has ${formatSize(preview.size)}.`) : null, drawPreview(preview, raw, suffix)];
+    return [bar(facts, preview.html !== null || preview.media_type === "image/svg+xml"), old, preview.truncated && preview.html !== null ? h("p", {class: "banner banner--warn files-note"}, `Only the beginning is shown; the file has ${formatSize(preview.size)}.`) : null, drawPreview(preview, raw, suffix)];
   }
 
   function drawPreview(preview, raw, suffix) {
@@ -363,6 +375,7 @@ async function renderChat(context) {
     return nodes;
   }
 
+  /** @returns {[number, number] | null} */
   function lineRange() {
     const match = /^#L(\d+)(?:-L(\d+))?$/.exec(location.hash);
     return match ? [Number(match[1]), Number(match[2] ?? match[1])] : null;
@@ -410,13 +423,17 @@ async function renderChat(context) {
     const known = drafts.get(key);
     let etag = known ? known.etag : (current?.etag ?? null);
     const original = current?.text ?? "";
-    const area = h("textarea", {class: "files-editor mono", spellcheck: "false", autocapitalize: "off", "aria-label": `Content of ${path}`, value: known ? known.text : original, "data-testid": "workspace.editor"});
+    const area = await makeEditor(loadEditor, {
+      text: known ? known.text : original, label: `Content of ${path}`, language: baseName(path).split(".").at(-1) ?? "", isProse: isDocument(path), testid: "workspace.editor",
+      onChange: () => { if (area.value === original) drafts.delete(key); else drafts.set(key, {text: area.value, etag}); },
+    });
+    area.element.classList.add("files-editor");
     const problem = h("div", {});
     const save = h("button", {class: "button button--primary", type: "button", "data-testid": "workspace.save", onclick: () => store()}, "Save");
     const leave = () => { drafts.delete(key); navigate(current || etag ? urlOf(chat, {path}) : urlOf(chat)); };
-    area.addEventListener("input", () => { if (area.value === original) drafts.delete(key); else drafts.set(key, {text: area.value, etag}); });
-    area.addEventListener("keydown", (event) => {
+    area.element.addEventListener("keydown", (event) => {
       if ((event.ctrlKey || event.metaKey) && event.key === "s") { event.preventDefault(); store(); }
+      else if (event.key === "Escape" && !event.defaultPrevented && !drafts.has(key)) leave();
     });
 
     async function store() {
@@ -448,10 +465,10 @@ async function renderChat(context) {
             h("button", {class: "button button--danger", type: "button", "data-testid": "workspace.mine", onclick: () => { etag = theirs?.etag ?? null; store(); }}, "Save mine over it")))));
     }
 
-    queueMicrotask(() => area.focus());
+    setTimeout(() => area.focus()); // when it is on the page
     return [
       h("div", {class: "files-head"}, h("h2", {class: "mono files-path"}, path), h("span", {class: "meta"}, known ? "not saved yet" : current ? "" : "new file"), h("span", {class: "push"}), h("button", {class: "button", type: "button", "data-testid": "workspace.discard", onclick: leave}, "Cancel"), save),
-      problem, area,
+      problem, area.element,
     ];
   }
 

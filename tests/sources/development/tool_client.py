@@ -24,7 +24,7 @@ from gateway.workspace import Workspaces
 ON = {"categories": {"development": {"enabled": True}}}
 
 
-class Desk:
+class ToolClient:
     """Calls tools as the executor would, and checks what they are given and answer."""
 
     def __init__(self, code_tools: CodeTools, source: BuiltinSource, folder: Path, tools: dict[str, Tool]) -> None:
@@ -80,9 +80,9 @@ def settings(place: Path, **more: Any) -> Settings:
 
 
 @asynccontextmanager
-async def desk(
+async def open_client(
     place: Path, backend: str = "bwrap", hides: HidesFor = hide_nothing_for, **more: Any
-) -> AsyncIterator[Desk]:
+) -> AsyncIterator[ToolClient]:
     """The source alone, in the sandbox of that name."""
     chosen = await working_sandbox(backend)
 
@@ -95,7 +95,7 @@ async def desk(
     code_tools = CodeTools(workspaces, settings(place, **more), choice)
     source = BuiltinSource([code_tools], hides)
     try:
-        yield Desk(code_tools, source, folder, {tool.id: tool for tool in await source.list_tools()})
+        yield ToolClient(code_tools, source, folder, {tool.id: tool for tool in await source.list_tools()})
     finally:
         await source.close()
 
