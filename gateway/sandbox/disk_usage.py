@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gateway.sandbox import Program
-from gateway.sandbox.process_tree import DeletedFiles, Work, measure_work, read
+from gateway.sandbox.process_tree import ClosedProcesses, DeletedFiles, Work, measure_work, read
 from gateway.sandbox.run_user import account
 
 # Deeper folders are not measured, so a program that changes one there has gone too far.
@@ -109,9 +109,9 @@ class DiskUsage:
     program wrote enough to matter. What was added before the first walk is at most what changed since the program
     began, and at most what it can have written. Deleted files that it holds count too. A program can hide files, in a
     folder that only root may list or by descriptors that nobody can follow: then all that it wrote counts. A process
-    that is just starting or ending is closed for a moment, so only what is closed to two checks in a row is hidden, and
-    counters decide nothing at the first check that cannot read them all. Of a program that drops the counters of its
-    children nothing bounds what it wrote, so its folders are walked at once and often, and all their growth counts.
+    that is just starting or ending is closed for a moment, so only what stays closed is hidden, and counts by CPU time.
+    Of a program that drops the counters of its children nothing bounds what it wrote, so its folders are walked at once
+    and often, and all their growth counts.
     A `sparing` meter walks only once the program can have added too much: one that waits for days costs no walks.
     """
 
@@ -139,7 +139,7 @@ class DiskUsage:
         self._deleted = deleted
         self._counted: bool | None = None
         self._work: Work | None = Work(0, 0.0, exact=True)
-        self._was_exact = True
+        self._closed = ClosedProcesses()
         self._next_start: _Moment | None = None
         self._begin(_Moment(folders, self._work))
 
@@ -155,9 +155,6 @@ class DiskUsage:
             self._work = self._read_work()
         except ProcessLookupError:
             return False  # the program has just ended
-        was_exact, self._was_exact = self._was_exact, self._work is None or self._work.exact
-        if was_exact and not self._was_exact:
-            return False  # the counters of a process that nobody has waited for yet are closed for a moment
         now = _Moment(self._folders, self._work)
         if not self._is_due(now):
             return False
@@ -188,7 +185,7 @@ class DiskUsage:
     def _read_work(self) -> Work | None:
         if self._counted is None:
             self._counted = all(_file_system(folder) in _COUNTED_FILE_SYSTEMS for folder in self._folders)
-        work = measure_work(self._root)
+        work = measure_work(self._root, self._closed)
         return work if self._counted or work is None else work.without_write_counters()
 
     def _is_due(self, now: _Moment) -> bool:

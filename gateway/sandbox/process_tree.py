@@ -34,6 +34,10 @@ _CHUNK = 1 << 16
 _MAPS_BYTES = 8 * 1024 * 1024  # /proc/PID/maps has at most 65,530 lines
 _MOST_DESCRIPTORS = 20_000
 _SIGCHLD_BIT = 1 << 16
+_FLAGS_FIELD = 6  # among the fields of `stat` after the name
+_PF_EXITING = 0x4
+# Seconds that a busy machine may take to run a parent which waits for a child that has ended.
+_ENDED_SECONDS = 2.0
 _TICK = 0.01  # USER_HZ, the unit of times in /proc
 # No core copies memory into the page cache faster: an upper bound where the kernel does not count for us.
 _BYTES_PER_CPU_SECOND = 16 * 1024**3
@@ -104,13 +108,35 @@ class Work(NamedTuple):
         return Work(self.cpu_seconds * _BYTES_PER_CPU_SECOND, self.cpu_seconds, exact=False)
 
 
-def measure_work(root: int) -> Work | None:
+class ClosedProcesses:
+    """Processes whose counters cannot be read, from check to check. One that is starting, or has ended and nobody has
+    waited for it yet, is closed for a moment only."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, float] = {}
+        self._since: dict[int, float] = {}
+
+    def begin_check(self) -> None:
+        self._before, self._since = self._since, {}
+
+    def stays(self, pid: int) -> bool:
+        """Return whether a closed process was closed at the last check, too, or for seconds if it has ended."""
+        now = time.monotonic()
+        since = self._since[pid] = self._before.get(pid, now)
+        return pid in self._before and (now - since > _ENDED_SECONDS or not _is_exiting(f"/proc/{pid}"))
+
+
+def measure_work(root: int, closed: ClosedProcesses | None = None) -> Work | None:
     """The work of a process and all its descendants, the ended ones included: a parent that waits for a child takes
     over its counters. So a process is read after its children are listed and before they are read: a child that ends
     meanwhile is never counted twice. None on a system without /proc, and where a process ignores SIGCHLD: then the
-    kernel drops the counters of its children. ProcessLookupError when the process has ended."""
+    kernel drops the counters of its children. ProcessLookupError when the process has ended.
+
+    A process that does not stay `closed` counts for nothing."""
     if not _HAS_PROC:
         return None
+    if closed is not None:
+        closed.begin_check()
     children = _child_lister()
     written = cpu = 0.0
     exact = True
@@ -123,26 +149,31 @@ def measure_work(root: int) -> Work | None:
             if pid == root:
                 raise ProcessLookupError
             continue
-        if _drops_counters(read(f"/proc/{pid}/status")):
+        if _drops_counters(pid):
             return None
         cpu += ticks * _TICK
         try:
             written += _written_bytes(pid)
-        except PermissionError:  # it cannot be inspected, or has ended and nobody has waited for it yet
-            written += ticks * _TICK * _BYTES_PER_CPU_SECOND
-            exact = exact and not ticks
+        except PermissionError:
+            if closed is None or closed.stays(pid):
+                written += ticks * _TICK * _BYTES_PER_CPU_SECOND
+                exact = exact and not ticks
         queue += below
     return Work(written, cpu, exact)
 
 
-def _drops_counters(status: bytes) -> bool:
-    """Return whether a process ignores SIGCHLD. The kernel makes the first process of a PID namespace ignore it while
-    it ends, and that is not the program's doing: such a process has no memory and no other thread any more."""
-    ignored = _IGNORED_SIGNALS.search(status)
+def _drops_counters(pid: int) -> bool:
+    """Return whether a process ignores SIGCHLD. The kernel makes the first process of a PID namespace ignore it once
+    all its threads are exiting, and that is not the program's doing: so a thread must be found that is not."""
+    ignored = _IGNORED_SIGNALS.search(read(f"/proc/{pid}/status"))
     if not ignored or not int(ignored[1], 16) & _SIGCHLD_BIT:
         return False
-    numbers = dict(_STATUS.findall(status))
-    return b"RssAnon" in numbers or int(numbers.get(b"Threads", 1)) > 1
+    return any(not _is_exiting(f"/proc/{pid}/task/{thread}") for thread in threads_of(pid))
+
+
+def _is_exiting(task: str) -> bool:
+    fields = _stat_fields(task)
+    return len(fields) <= _FLAGS_FIELD or bool(int(fields[_FLAGS_FIELD]) & _PF_EXITING)
 
 
 class SharedMemory:
@@ -343,8 +374,13 @@ def _written_bytes(pid: int) -> int:
 
 def _cpu_ticks(pid: int) -> int | None:
     """Clock ticks of CPU of a process and the children it waited for."""
-    fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    fields = _stat_fields(f"/proc/{pid}")
     return sum(map(int, fields[11:15])) if len(fields) > 14 else None
+
+
+def _stat_fields(directory: str) -> list[bytes]:
+    """The fields of `stat` after the name of the program, from the state on; none when the process has gone."""
+    return read(f"{directory}/stat").rpartition(b")")[2].split()
 
 
 def _status(pid: int) -> dict[bytes, int]:
@@ -391,7 +427,7 @@ def _children_by_parent() -> Callable[[int, int], tuple[int, ...]]:
     """For a kernel that tells parents only."""
     family: dict[int, tuple[int, ...]] = defaultdict(tuple)
     for pid in pids():
-        fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        fields = _stat_fields(f"/proc/{pid}")
         if len(fields) > 1:
             family[int(fields[1])] += (pid,)
     return lambda pid, _: family[pid]

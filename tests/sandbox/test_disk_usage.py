@@ -11,15 +11,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from eventually import eventually
 
-from gateway.sandbox import disk_usage
+from gateway.sandbox import disk_usage, process_tree
 from gateway.sandbox.disk_usage import DEPTH_LIMIT, DiskSize, DiskUsage, TmpfsUsage, cannot_inspect_programs
-from gateway.sandbox.process_tree import DeletedFiles, SharedMemory, Work, measure_work
+from gateway.sandbox.process_tree import ClosedProcesses, DeletedFiles, SharedMemory, measure_work
 from gateway.sandbox.supervisor_main import remove
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
@@ -442,6 +443,69 @@ input()
 
 
 @LINUX
+def test_work_of_a_tree_is_known_while_the_first_process_of_a_namespace_and_its_threads_end() -> None:
+    """Such a process is seen with threads, and at first with its memory, although it ignores SIGCHLD."""
+    code = """
+import ctypes, os, threading, time
+if ctypes.CDLL(None).unshare(0x10000000 if os.geteuid() else 0):
+    raise SystemExit
+while True:
+    if (parent := os.fork()) == 0:
+        if ctypes.CDLL(None).unshare(0x20000000) == 0 and os.fork() == 0:
+            for _ in range(3):
+                threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+            os._exit(0)
+        os.wait()
+        os._exit(0)
+    os.waitpid(parent, 0)
+"""
+    with subprocess.Popen([sys.executable, "-I", "-c", code]) as process:
+        try:
+            end = time.monotonic() + 3
+            while time.monotonic() < end and process.poll() is None:
+                with suppress(ProcessLookupError):
+                    assert measure_work(process.pid) is not None
+        finally:
+            process.kill()
+
+
+@LINUX
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_work_of_a_process_that_is_closed_for_a_moment_counts_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, has_ended: bool
+) -> None:
+    code = f"""
+import os
+if (child := os.fork()) == 0:
+    while os.times().user < 0.2:
+        pass
+    {"os._exit(0)" if has_ended else "os.read(0, 1)"}
+{"os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)" if has_ended else "pass"}
+print(child, flush=True)
+input()
+"""
+    with subprocess.Popen([sys.executable, "-I", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        eventually(lambda: (process_tree._cpu_ticks(child) or 0) >= 20)
+        readable = process_tree._written_bytes
+
+        def refuse_child(pid: int) -> int:
+            if pid == child:
+                raise PermissionError
+            return readable(pid)
+
+        monkeypatch.setattr(process_tree, "_written_bytes", refuse_child)
+        closed = ClosedProcesses()
+        checks = [measure_work(process.pid, closed) for _ in range(2)]
+        assert [work is not None and work.exact for work in checks] == [True, has_ended]
+        monkeypatch.setattr(process_tree, "_ENDED_SECONDS", 0)
+        work = measure_work(process.pid, closed)
+        assert work is not None and not work.exact and work.written > 2**30
+        process.kill()
+
+
+@LINUX
 def test_disk_usage_of_a_program_that_only_waits_costs_no_walks(disk: Path) -> None:
     process = subprocess.Popen([sys.executable, "-I", "-c", GROW, str(disk / "mine")], stdin=subprocess.PIPE)
     assert process.stdin is not None
@@ -470,23 +534,3 @@ with open(sys.argv[1], "wb") as file:
     os.fsync(file.fileno())
 time.sleep(300)
 """
-
-
-def test_disk_usage_decides_nothing_at_the_first_check_that_cannot_read_counters(
-    disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The counters of an ended process are closed until its parent waits for it; growth by others does not count."""
-    meter = DiskUsage([disk], DiskSize(100_000, 10**6), os.getpid())
-    work = Work(0, 0.0, exact=True)
-    monkeypatch.setattr(meter, "_read_work", lambda: work)
-
-    def check() -> bool:
-        meter._walked = -math.inf
-        return meter.is_full()
-
-    assert not check()
-    (disk / "from others").write_bytes(bytes(1_000_000))
-    assert not check()
-    work = Work(10**9, 1.0, exact=False)
-    assert not check()
-    assert check()
