@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, get_args
 
 import pytest
 
+from gateway.bundles.tool_kinds import RendererKind
 from gateway.errors import Invalid
 from gateway.render import RENDERERS, declare
+from gateway.serve.web.inline import VIEWS, WEB
 
 
 @pytest.mark.parametrize(
@@ -34,8 +37,12 @@ def test_the_configs_of_the_specification_are_taken_as_they_are(kind: str, confi
     assert (renderer.kind, renderer.config) == (kind, config)
 
 
-def test_there_are_four_renderers() -> None:
-    assert RENDERERS == ("code", "document", "html", "frame")
+def test_every_list_of_renderers_has_all_of_them() -> None:
+    views, console = (WEB / "views/auto.js").read_text(), (WEB / "console/pages/tools.js").read_text()
+    drawn = re.findall(r"(\w+):", re.search(r"const RENDERERS = \{(.*)\};", views)[1])  # type: ignore[index]
+    offered = re.findall(r'"(\w+)"', re.search(r"const RENDERERS = \[(.*)\];", console)[1])  # type: ignore[index]
+    assert get_args(RendererKind) == tuple(drawn) == tuple(offered) == RENDERERS
+    assert set(RENDERERS) <= set(VIEWS)
 
 
 def test_key_without_a_value_counts_as_missing() -> None:

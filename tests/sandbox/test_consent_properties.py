@@ -11,8 +11,11 @@ from itertools import product
 import pytest
 from amounts import NIGHTLY, amount
 
+from gateway.sources.builtin.source import load
+from gateway.tools import Access
+
 from .conftest import World, make, require_packages
-from .consent_properties import Report
+from .consent_properties import FILE_TOOLS, Report
 from .test_table import SANDBOXES, USERS
 
 pytestmark = [
@@ -24,6 +27,10 @@ pytestmark = [
 EXAMPLES = int(os.environ.get("TOOLGATE_CONSENT_EXAMPLES", amount(3, nightly=12)))
 # The first seed, a new one each night; each example has the next one.
 SEED = int(os.environ.get("TOOLGATE_CONSENT_SEED", secrets.randbelow(1_000_000) if NIGHTLY else 1))
+
+
+def test_random_calls_include_every_builtin_that_changes_files() -> None:
+    assert set(FILE_TOOLS) == {each.tool.id for each in load("files") if each.tool.access is Access.WRITE}
 
 
 @pytest.mark.parametrize(("backend", "user"), list(product(SANDBOXES, USERS)))
