@@ -47,7 +47,7 @@ def test_every_help_page_has_examples() -> None:
     assert [path for path, _ in walk(toolgate) if "\nExamples:\n  toolgate" not in read_help(path)] == []
 
 
-def test_every_example_parses_as_its_command() -> None:
+def test_every_example_parses_as_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     for line in EXAMPLES.read_text().splitlines():
         if line.startswith("#"):
             continue
@@ -61,7 +61,7 @@ def test_every_example_parses_as_its_command() -> None:
         # Files of examples do not exist here; everything else is checked.
         for parameter in command.params:
             if isinstance(parameter.type, click.Path):
-                parameter.type = click.Path(path_type=Path)
+                monkeypatch.setattr(parameter, "type", click.Path(path_type=Path))
         given = command.make_context(command.name, words, parent=context).params
         if line.startswith("toolgate tool call "):
             tool = as_declared(Tool(given["name"], ""))
