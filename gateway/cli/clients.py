@@ -192,7 +192,8 @@ def install(
 ) -> None:
     """Write the entry into the client's own file, keeping a backup and everything else in it.
 
-    The settings file that is used here is named in the entry. `toolgate client restore` brings the file back.
+    `toolgate client list` names the clients. The settings file that is used here is named in the entry. `toolgate
+    client restore` brings the file back.
     """
     from gateway.admin.client_files import merge, read, write
 

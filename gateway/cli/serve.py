@@ -92,12 +92,14 @@ def serve(
     level = log_level or ("info" if verbose else None)
     file = None if log_file is None else Path(log_file) if log_file else settings.data_dir / "logs" / "toolgate.log"
     terminal = sys.stderr.isatty() and "stdio" not in transports
-    with _logging(level, file, terminal=terminal, as_json=log_format == "json"):
+    with _set_logging(level, file, terminal=terminal, as_json=log_format == "json"):
         options = {"use_uvloop": "http" in transports}
         anyio.run(partial(_serve, settings, transports, host, port, allow_remote), backend_options=options)
 
 
-def _logging(level: str | None, file: Path | None, *, terminal: bool, as_json: bool) -> AbstractContextManager[None]:
+def _set_logging(
+    level: str | None, file: Path | None, *, terminal: bool, as_json: bool
+) -> AbstractContextManager[None]:
     """Log to stderr at this level, and to the file. By default a terminal shows events, too, and so does JSON."""
     logging.getLogger().setLevel("DEBUG" if level == "debug" else "WARNING")
     logging.getLogger("gateway").setLevel((level or "warning").upper())
@@ -254,7 +256,7 @@ def _is_loopback(host: str) -> bool:
 
 
 WAITING = """toolgate is waiting for an MCP client on stdin; a client normally starts it.
-  add it to one     toolgate client install claude-desktop   (or cursor, codex, zed: see --help)
+  add it to one     toolgate client install claude-desktop   (others: toolgate client list)
   see its tools     toolgate tool list
   call one          toolgate tool call write_file path=hello.txt content=hi
   serve over HTTP   toolgate serve --transport http
