@@ -97,7 +97,7 @@ class Catalog:
 
     `aliases` are other names with the ids they may mean: names that a tool had before, and names without the prefix,
     which models and apps leave out. One that may mean several tools finds none of them. `withheld` says of each tool
-    that exists but is not offered why; `problems` is what an operator should mend: bad schemas, tools above their
+    that exists but is not offered why; `problems` is what an operator should fix: bad schemas, tools above their
     category's level, names that had to be changed. Without `output_schemas`, lists leave those out. `discovery` are
     tools that find and run others: no part of the catalog, but callable by everybody whose list may be short.
     """

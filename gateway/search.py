@@ -347,7 +347,7 @@ class ToolIndex:
             scores[key] += near[key]
         if among is not None:
             scores = {key: score for key, score in scores.items() if key in among}
-        starting = self._starting_with(" ".join(words))
+        starting = self._find_by_prefix(" ".join(words))
         if len(stems) > 1 and len(scores) > limit:  # only those that can be among the best
             least = heapq.nlargest(limit, scores.values())[-1] * _LEAST_FACTOR / _MOST_FACTOR
             scores = {key: score for key, score in scores.items() if score >= least or key in starting}
@@ -377,7 +377,7 @@ class ToolIndex:
                 self._collect(near, other, factor)
         return near
 
-    def _starting_with(self, prefix: str) -> set[str]:
+    def _find_by_prefix(self, prefix: str) -> set[str]:
         """The keys of tools whose name, with or without the server, or title starts so."""
         start = bisect_left(self._names, (prefix,))
         end = bisect_left(self._names, (prefix + "\U0010ffff",))

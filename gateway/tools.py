@@ -204,7 +204,7 @@ class Tool(Value):
         return False
 
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse arguments the schema does not take, naming the first thing to mend."""
+        """Refuse arguments the schema does not take, naming the first thing to fix."""
         if not self._arguments.is_valid(arguments):
             if self.schema_problem is not None:
                 raise Invalid(f"{self.schema_problem.message}; its arguments cannot be checked")

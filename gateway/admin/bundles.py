@@ -147,7 +147,7 @@ async def delete_bundle(gateway: Gateway, bundle_id: str) -> BundleInfo:
 async def list_tools(gateway: Gateway, bundles: Iterable[BundleInfo] | None = None) -> list[BundleTool]:
     """Return the tools of the bundles, by default of all."""
     usage = await gateway.toolsets.library.usage()
-    states = await gateway.switches.builtin_states()
+    states = await gateway.switches.load_builtin_states()
     found: list[BundleTool] = []
     for bundle in await list_bundles(gateway) if bundles is None else bundles:
         if bundle.toolset is None:
@@ -264,7 +264,7 @@ class _ToolDocument(ManifestSection):
 
 async def _list_builtin_bundles(gateway: Gateway) -> list[BundleInfo]:
     tools = await gateway.builtins.list_tools()
-    states = await gateway.switches.builtin_states()
+    states = await gateway.switches.load_builtin_states()
     by_category: dict[str, list[Tool]] = {}
     for tool in tools:
         if tool.id in states:

@@ -50,7 +50,7 @@ class HealthCheck(Value):
 
     @property
     def blocks(self) -> bool:
-        """True if the gateway is not ready because of it. Without a sandbox all works but toolsets and programs."""
+        """True if it makes the gateway unready. Without a sandbox, only toolsets and programs do not work."""
         return self.state == "fail" and self.subject != "sandbox"
 
 
@@ -69,12 +69,12 @@ class HealthMonitor:
         self._lock = asyncio.Lock()
 
     async def check(self, thorough: bool = True) -> list[HealthCheck]:
-        """Return the state of each part. What takes long is left out unless it is known, or the check is `thorough`."""
+        """Return the state of each part. Slow checks run only if `thorough`; else their last result counts."""
         async with self._lock:
             checks = [part async for part in self._check_parts(thorough)]
             failing = {check.key: check for check in checks if check.state != "ok" and check.subject != "gateway"}
             if self._records:
-                await self._note(failing)
+                await self._record_changes(failing)
             began = {key: event.began_at for key, event in self._open.items()}
             return [replace(check, since=began.get(check.key)) for check in checks]
 
@@ -89,7 +89,7 @@ class HealthMonitor:
         """Return the latest problems of all processes, those that last first."""
         return await self._events.list_recent(EVENTS_SHOWN)
 
-    async def _note(self, failing: Mapping[ProblemKey, HealthCheck]) -> None:
+    async def _record_changes(self, failing: Mapping[ProblemKey, HealthCheck]) -> None:
         now = timestamp(time.time())
         for key in self._open.keys() - failing.keys():
             self._end(key, now)

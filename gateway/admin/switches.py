@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 
 async def enable_tool(gateway: Gateway, name: str, enabled: bool) -> str:
-    """Turn one tool on or off; return its id. Of a builtin nothing else can change."""
+    """Turn one tool on or off; return its id."""
     tool_id = await find_tool_id(gateway, name)
     if ":" not in tool_id:
         if not await gateway.switches.enable_builtin(tool_id, enabled):
-            raise Forbidden(f"{tool_id} is a tool of this program, which offers it or not", code="NOT_SWITCHABLE")
+            raise Forbidden(
+                f"{tool_id} belongs to the program that embeds the gateway; add or leave it out there",
+                code="NOT_SWITCHABLE",
+            )
     elif (toolset := await find_toolset(gateway, tool_id)) is not None:
         await gateway.toolsets.library.override(toolset, tool_id, {"enabled": enabled})
     else:

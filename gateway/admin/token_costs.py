@@ -19,8 +19,8 @@ DEFAULT = "default"
 
 
 class ListCost(Value):
-    """The list of a profile, or of clients without one under the name `default`. `tokens` are those of all its tools,
-    `output_schemas` those of them that describe results, `short_tokens` those of the short list, if its mode has
+    """Token counts of the list of a profile, or under the name `default` of the list without one: `tokens` of all its
+    tools, `output_schemas` of the output schemas among them, `short_tokens` of the short list, in modes that have
     one."""
 
     name: str

@@ -80,7 +80,7 @@ async def list_waiting(gateway: Gateway, server: str | None = None) -> list[Revi
     if server is not None:
         (await load_setup(gateway)).get(server)
     pins = gateway.upstreams.pins
-    return [await _load_item(pins, pin) for pin in await pins.waiting(server)]
+    return [await _load_item(pins, pin) for pin in await pins.list_waiting(server)]
 
 
 async def accept(gateway: Gateway, server: str, subjects: Sequence[str], by: str, confirm: Confirm) -> list[ReviewItem]:
@@ -111,7 +111,7 @@ async def _select(
     (await load_setup(gateway)).get(server)
     pins = gateway.upstreams.pins
     if not subjects:
-        return [await _load_item(pins, pin) for pin in await pins.waiting(server)]
+        return [await _load_item(pins, pin) for pin in await pins.list_waiting(server)]
     known = {f"{pin.kind}:{pin.name}": pin for pin in await pins.load(server)}
     return [await _find_item(pins, known, subject, verb) for subject in dict.fromkeys(subjects)]
 

@@ -105,7 +105,7 @@ class ApprovalStore:
         if answer.decision in ("deny", "dismiss"):
             status: Status = "denied" if answer.decision == "deny" else "dismissed"
             refusal = decline_error(pending.record) if answer.decision == "deny" else _dismiss_error(pending.record)
-            if not await self.records.decide(pending.record, status, by, ending=_ending(refusal)):
+            if not await self.records.decide(pending.record, status, by, ending=_make_ending(refusal)):
                 return None
             self.log_refusal(replace(pending.record, status=status, decided_by=by))
             raise refusal
@@ -139,7 +139,7 @@ class ApprovalStore:
         """Refuse a call in the queue; `note` is the reason that the model gets. The same call is refused without asking
         until the question would have expired."""
         record = replace(await self._get_queued(approval_id), note=note)
-        if not await self.records.decide(record, "denied", by, ending=_ending(decline_error(record)), note=note):
+        if not await self.records.decide(record, "denied", by, ending=_make_ending(decline_error(record)), note=note):
             raise await self._not_waiting_error(record)
         self.log_refusal(replace(record, status="denied", decided_by=by))
         return record
@@ -166,7 +166,7 @@ class ApprovalStore:
     async def abandon(self, pending: PendingApproval, refusal: GatewayError | None = None) -> None:
         """Close a question whose caller is gone, or who could not be asked because of `refusal`."""
         cancelled = Ending("CANCELLED", "the caller cancelled the call while a person was asked")
-        ending = cancelled if refusal is None else _ending(refusal)
+        ending = cancelled if refusal is None else _make_ending(refusal)
         await self.records.decide(pending.record, "cancelled", "nobody", ending=ending)
 
     async def give_up(self, call: Call) -> GatewayError:
@@ -181,7 +181,7 @@ class ApprovalStore:
     async def end_call(self, call_id: str, refusal: GatewayError) -> None:
         """End the record of a call that nobody will be asked about any more."""
         # The record of a call that needs consent already has the reason, with its secrets masked.
-        ending = Ending(refusal.code) if isinstance(refusal, ConsentNeeded) else _ending(refusal)
+        ending = Ending(refusal.code) if isinstance(refusal, ConsentNeeded) else _make_ending(refusal)
         await self.records.end_call(call_id, ending)
 
     async def _get_queued(self, approval_id: str) -> ApprovalRecord:
@@ -286,7 +286,7 @@ def _dismiss_error(record: ApprovalRecord) -> Forbidden:
     )
 
 
-def _ending(refusal: GatewayError) -> Ending:
+def _make_ending(refusal: GatewayError) -> Ending:
     return Ending(refusal.code, refusal.message)
 
 

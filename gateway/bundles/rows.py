@@ -67,9 +67,9 @@ def build_rows(version: PreparedVersion, previous: StoredToolset | None) -> Stor
     """Build the rows of a version. Tools that only the previous version declared are kept as missing."""
     spec = version.bundle.spec
     known = {row.tool_id: row for row in previous.tools} if previous else {}
-    enabled = _enabled(spec, previous)
+    enabled = _find_switches(spec, previous)
     tools = [_tool(spec, tool, index, version, known, enabled) for index, tool in enumerate(spec.tools)]
-    kept = list(_missing_tools(spec, known, len(tools)))[:MISSING_LIMIT]
+    kept = list(_list_missing_tools(spec, known, len(tools)))[:MISSING_LIMIT]
     return StoredToolset(
         _toolset(version, previous),
         tuple(_files(version)),
@@ -106,7 +106,7 @@ def _files(version: PreparedVersion) -> Iterator[FileRow]:
         yield FileRow(toolset_id, path, file.kind, file.sha256, file.size, stored_path, file.executable)
 
 
-def _enabled(spec: Toolset, previous: StoredToolset | None) -> dict[str, bool]:
+def _find_switches(spec: Toolset, previous: StoredToolset | None) -> dict[str, bool]:
     """The tools that an override, of the toolset or on top of that of the person, turns on or off."""
     overrides = [(spec.full_id(item.tool_id), item.enabled) for item in spec.tool_overrides]
     overrides += [(row.tool_id, row.enabled) for row in (previous.user_overrides if previous else ())]
@@ -148,7 +148,7 @@ def _tool(
     return row
 
 
-def _missing_tools(spec: Toolset, known: Mapping[str, ToolRow], position: int) -> Iterator[ToolRow]:
+def _list_missing_tools(spec: Toolset, known: Mapping[str, ToolRow], position: int) -> Iterator[ToolRow]:
     named = {f"{spec.id}:{tool.id}" for tool in spec.tools}
     for number, row in enumerate(row for tool_id, row in known.items() if tool_id not in named):
         reason = row.missing or f"the toolset.yaml of version {spec.version} no longer declares it"

@@ -26,7 +26,7 @@ _STYLE = (
     ":root { color-scheme: light dark; } "
     "html, body, iframe { margin: 0; border: 0; width: 100%; height: 100%; display: block; }"
 )
-# Views look at it (`views/bridge.js`): they fold nothing.
+# The name of the frame. Views that see it (`views/bridge.js`) show everything unfolded.
 _NAME = "toolgate-whole"
 
 

@@ -16,11 +16,11 @@ from typing import Any
 from gateway.errors import Unavailable
 from gateway.secrets import KNOWN, MaskingFormatter
 
-# What a person at the terminal is shown: clients, calls, questions, upstreams.
+# Loggers shown on a terminal: clients, calls, questions, upstreams.
 EVENTS = ("gateway.clients", "gateway.calls", "gateway.approval.store", "gateway.sources.upstreams")
 FILE_BYTES = 5 * 1024 * 1024
 FILES = 3
-# Records that wait for a terminal that is stopped; later ones are lost.
+# Records kept while the terminal is stopped; later ones are lost.
 QUEUED = 10_000
 
 
@@ -52,8 +52,8 @@ class JsonFormatter(MaskingFormatter):
 
 @contextmanager
 def log_in_background(file: Path | None, *, terminal: bool, warnings_only: bool, as_json: bool) -> Iterator[None]:
-    """Log from a thread: a terminal that is stopped with Ctrl-S, or a slow disk, must not stop the gateway. A stderr
-    that is no terminal gets `warnings_only`, where nothing else was asked for."""
+    """Log from a thread: a terminal that is stopped with Ctrl-S, or a slow disk, must not stop the gateway. With
+    `warnings_only`, a stderr that is not a terminal gets warnings and errors only, unless `as_json`."""
     handlers: list[logging.Handler] = []
     if terminal or as_json:
         handlers.append(logging.StreamHandler(sys.stderr))

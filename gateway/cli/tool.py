@@ -177,7 +177,7 @@ def call(
     async def task() -> Outcome:
         async with show_progress(f"calling {name}") as line, Gateway.open(settings, connect="none") as gateway:
             line.watch_files(gateway.versions.files_read)
-            entry = await _find_called(gateway, name, line)
+            entry = await _find_tool(gateway, name, line)
             values = parse_arguments(entry.tool.input_schema if entry is not None else {}, arguments, json_args)
 
             async def ask(question: Question) -> Answer:
@@ -210,8 +210,8 @@ def call(
         raise _name_as_typed(outcome.error, name)
 
 
-async def _find_called(gateway: Gateway, name: str, line: ProgressLine) -> CatalogEntry | None:
-    """Find a tool; one that is missing may be of a server that was never connected."""
+async def _find_tool(gateway: Gateway, name: str, line: ProgressLine) -> CatalogEntry | None:
+    """Find a tool. If it is missing, first connect to servers that may have it and were never connected."""
     if gateway.catalog.get(name) is None and gateway.passthrough() is not None:
 
         def report(names: Collection[str]) -> None:
@@ -378,8 +378,8 @@ async def _open(settings: Settings) -> AsyncIterator[Gateway]:
 
 
 async def _connect(gateway: Gateway, line: ProgressLine) -> list[str]:
-    """Connect to the person's own servers, and return those that do not answer. One that did not answer the last time
-    is not waited for as long again."""
+    """Connect to the person's own servers, and return those that do not answer. The wait is shorter for a server that
+    did not answer the last time."""
     servers = gateway.upstreams.by_name
     failed = {name for name in gateway.upstreams.own if servers[name].last_error is not None}
 

@@ -294,7 +294,7 @@ def test(settings: Settings, source: str, arguments: tuple[str, ...]) -> int:
 
     finished = run_shown(settings, run_tests, f"preparing the tests of {source}")
     if finished.exit.killed is not None:
-        raise ToolFailed(f"the tests were ended: they went over the limit of {finished.exit.killed}")
+        raise ToolFailed(f"the tests were ended: they exceeded their limit of {finished.exit.killed} (docs/sandbox.md)")
     return min(finished.exit.code, 1)
 
 
@@ -339,7 +339,7 @@ def from_openapi(
     """
     pairs = [text.partition(":") for text in headers]
     if wrong := next((text for text, (_, colon, _) in zip(headers, pairs, strict=True) if not colon), None):
-        raise click.BadParameter(f"{wrong!r} is no 'NAME: VALUE'", param_hint="--header")
+        raise click.BadParameter(f"{wrong!r} has no colon; write 'NAME: VALUE'", param_hint="--header")
     given = {name.strip(): value.strip() for name, _, value in pairs}
     options = ImportOptions(toolset_id, tags, server, given)
     if installs and output is None:

@@ -30,10 +30,10 @@ from gateway.cli.options import (
 )
 from gateway.cli.prompt import read_secret
 from gateway.cli.upstream_package import (
-    given_first,
     is_package,
     package_options,
     plan_package,
+    prefer_given,
     print_plan,
     sandbox_settings,
     search,
@@ -139,7 +139,7 @@ def add(settings: Settings, name: str | None, no_test: bool, as_json: bool, **op
     result = run_shown(
         settings.model_copy(update={"toolsets": []}),
         lambda gateway, line: upstreams.add_upstream(
-            gateway, added, server, test=not no_test, ask_secret=given_first(secrets, ask_secret), step=line.step
+            gateway, added, server, test=not no_test, ask_secret=prefer_given(secrets, ask_secret), step=line.step
         ),
         f"adding {name}",
     )

@@ -68,7 +68,7 @@ def plan_package(
     return made, secrets
 
 
-def given_first(secrets: Mapping[str, str], ask: AskSecret | None) -> AskSecret | None:
+def prefer_given(secrets: Mapping[str, str], ask: AskSecret | None) -> AskSecret | None:
     """Take a secret from those that were given, else ask for it."""
     if not secrets:
         return ask

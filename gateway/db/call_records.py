@@ -137,7 +137,7 @@ class CallRecords:
     async def record_running(self, call: Call) -> None:
         """Write that a call has begun; does nothing when its end is already written."""
         arguments, _, _ = _arguments(call)
-        row = self._beginning(call, arguments, "running")
+        row = self._make_row(call, arguments, "running")
         await self._write(call, _RUNNING, row + [None] * (len(COLUMNS) - len(row)))
 
     async def record_finished(self, call: Call, outcome: Outcome, *, finished_at: float | None = None) -> None:
@@ -167,7 +167,7 @@ class CallRecords:
             shown = _cut(result, None if follows else _digest(result))
         now = time.time() if finished_at is None else finished_at
         row = [
-            *self._beginning(call, arguments, "success" if outcome.error is None else "pending" if asking else "error"),
+            *self._make_row(call, arguments, "success" if outcome.error is None else "pending" if asking else "error"),
             None if error is None else KNOWN.mask(mask_in(error.message, secrets))[:DOCUMENT_LIMIT],
             None if error is None else error.code,
             shown,
@@ -294,7 +294,7 @@ class CallRecords:
         """The latest calls of the chat that have a plan, newest first, among its last thousand."""
         return [PlannedCall(*row) for row in await self._db.fetch(_PLANS, chat, limit)]
 
-    def _beginning(self, call: Call, arguments: str | None, status: str) -> _Row:
+    def _make_row(self, call: Call, arguments: str | None, status: str) -> _Row:
         tool, caller = call.tool, call.caller
         return [
             call.id,

@@ -1,11 +1,11 @@
 """Journal files: rows that are appended to a file at once and written to the database a moment later, in groups.
 
-To commit a row alone costs thirty times what it costs in a group. An appended line is with the kernel, so it survives
-a killed process as a commit does. The next process that opens the database, or is idle, replays the journals of killed
-ones. The files are named `<database>.promised-<owner>-<number>`.
+Committing one row alone costs thirty times as much as in a group. The kernel has an appended line, so the line survives
+a killed process. The next process that opens the database, or is idle, replays the journals of killed processes. The
+files are named `<database>.promised-<owner>-<number>`.
 
-A file begins with a MAC of its name, and each write ends with one of the name and all rows so far, by the key of the
-call log: whoever does not have it can neither add a call nor change one. A file that fails the check is renamed to
+A file begins with a MAC of its name, and each write ends with a MAC of the name and all rows so far. The key is that of
+the call log: without it nobody can add or change a call. A file that fails the check is renamed to
 `<database>.unverified-<id>`.
 """
 
@@ -220,8 +220,8 @@ class Journal:
 
     def recover(self, from_before_macs: bool) -> Iterator[Batch]:
         """The rows that other processes have journaled and not committed. A file whose owner is dead is removed once
-        the consumer is done with it, or renamed if not all of it was written with this key, unless it may be
-        `from_before_macs` and has none. A live owner keeps its file: a row may be written twice."""
+        the consumer is done with it, or renamed if its MACs do not match this key. With `from_before_macs` a file
+        without any MAC is accepted. A live owner keeps its file: a row may be written twice."""
         for path in sorted(_list(self._database, _NAME), key=_modification_time):
             if self._owner in path.name:
                 continue
@@ -265,7 +265,7 @@ def list_unverified(database: Path) -> list[Path]:
 
 
 def accept_unverified(database: Path, key: bytes) -> None:
-    """Make journal files that failed the check ones that are replayed. Call it under the file lock."""
+    """Turn journal files that failed the check into ones that are replayed. Call it under the file lock."""
     for path in list_unverified(database):
         text = _MAC_LINE.sub(b"", path.read_bytes())
         text = text[: text.rfind(b"\n") + 1]

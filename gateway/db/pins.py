@@ -108,7 +108,7 @@ class Pins:
         *columns, definition, held_definition = rows[0]
         return PinTexts(Pin(*columns), definition, held_definition)
 
-    async def waiting(self, server: str | None = None, limit: int = WAITING_LIMIT) -> list[Pin]:
+    async def list_waiting(self, server: str | None = None, limit: int = WAITING_LIMIT) -> list[Pin]:
         """Pins that wait for a review, by server, kind and name."""
         where, parameters = ("AND server = ?", [server]) if server is not None else ("", [])
         sql = f"{_SELECT} WHERE state = 'held' {where} ORDER BY server, kind, name LIMIT ?"

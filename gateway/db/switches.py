@@ -1,4 +1,4 @@
-"""Builtin tools as rows of `tools`, and a person's switches: builtins, tools of servers, and changes to categories."""
+"""Builtin tools as rows of `tools`; tools that a person turned off, and a person's changes to categories."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Switches:
 
     async def load_categories(self) -> dict[str, CategoryRow]:
         """The changed categories, by id."""
-        return {row.id: row for row in map(_category, await self._db.fetch(_CATEGORIES))}
+        return {row.id: row for row in map(_parse_category, await self._db.fetch(_CATEGORIES))}
 
     async def sync_builtins(self, tools: Iterable[Tool]) -> frozenset[str]:
         """Store the builtins, and return the ids of those, and of tools of servers, that a person turned off. A builtin
@@ -81,7 +81,7 @@ class Switches:
             await self._db.run(*changed)
         return frozenset([*(tool_id for tool_id, row in known.items() if not row[-1]), *(row[0] for row in disabled)])
 
-    async def builtin_states(self) -> dict[str, BuiltinState]:
+    async def load_builtin_states(self) -> dict[str, BuiltinState]:
         """The switch and dates of every builtin, by id."""
         sql = "SELECT tool_id, enabled, created_at, modified_at FROM tools WHERE toolset_id IS NULL"
         rows = await self._db.fetch(sql)
@@ -108,7 +108,7 @@ class Switches:
         await self._db.run(Statement("DELETE FROM categories WHERE id = ?", (category_id,)), _BUMP)
 
 
-def _category(row: Row) -> CategoryRow:
+def _parse_category(row: Row) -> CategoryRow:
     values: dict[str, Any] = dict(zip(_CATEGORY_COLUMNS, row, strict=True))
     enabled = values["enabled"]
     return CategoryRow(**{**values, "enabled": None if enabled is None else bool(enabled)})

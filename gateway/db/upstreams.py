@@ -129,7 +129,7 @@ class Upstreams:
     async def load_listing(self, server: str) -> LastListing:
         """The stored listing of a server; an empty one when there is none."""
         rows = await self._db.fetch(_SELECT_LISTING, server)
-        return _listing(rows[0]) if rows else LastListing(server)
+        return _parse_listing(rows[0]) if rows else LastListing(server)
 
     async def save_listing(
         self,
@@ -219,7 +219,7 @@ def _row(row: Row) -> UpstreamRow:
     return UpstreamRow(name, json.loads(settings), bool(enabled), created_at, updated_at)
 
 
-def _listing(row: Row) -> LastListing:
+def _parse_listing(row: Row) -> LastListing:
     server, era, *texts, seen_at, error, error_at = row
     tools, prompts, templates, instructions = (None if text is None else json.loads(text) for text in texts)
     return LastListing(server, era, tools, prompts, templates, instructions or None, seen_at, error, error_at)

@@ -27,9 +27,9 @@ from gateway.tools import Permission, Tool
 # Tokens of an answer of `search_tools`.
 ANSWER_TOKENS = 1150
 _RESULTS, _MOST_RESULTS = 8, 20
-# Characters of the description and of the signature of a tool in it.
+# Characters of the description and of the signature of a tool in an answer.
 _SUMMARY, _SIGNATURE = 160, 200
-# Fields of its result.
+# Fields of a tool's result in an answer.
 _FIELDS = 12
 
 SEARCH_TOOLS = Tool(
@@ -124,10 +124,10 @@ def summarize(entry: CatalogEntry, programs: bool = False) -> str:
     text = text if len(text) <= _SUMMARY else f"{text[: _SUMMARY - 1]}…"
     fields = argument_names(entry.tool.output_schema or {}) if programs else []
     result = f" -> {{{', '.join(fields[:_FIELDS])}{', …' if len(fields) > _FIELDS else ''}}}" if fields else ""
-    return f"{entry.name}({sign(entry.tool.input_schema)}){result} [{caller_of_tool(entry.tool)}] {text}"
+    return f"{entry.name}({format_signature(entry.tool.input_schema)}){result} [{caller_of_tool(entry.tool)}] {text}"
 
 
-def sign(schema: Mapping[str, Any]) -> str:
+def format_signature(schema: Mapping[str, Any]) -> str:
     """Return the arguments of a tool as a signature, the required ones first."""
     required = schema.get("required", ())
     parts = [

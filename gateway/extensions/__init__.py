@@ -147,13 +147,15 @@ class PlanStep(NamedTuple):
 
 
 def plan(extensions: Sequence[Extension], tool: Tool) -> list[PlanStep]:
-    """Return what a tool's calls pass, outermost first. An extension that cannot tell whether it applies does."""
+    """Return the steps of a tool's calls, outermost first. An extension whose `applies_to` fails is included."""
     steps = []
     for extension in extensions:
         try:
             concerned = extension.applies_to(tool)
         except (Exception, SystemExit):
-            log.exception("%s cannot tell whether it applies to %s, so it does", type(extension).__name__, tool.id)
+            log.exception(
+                "%s.applies_to failed for %s; the extension is applied to it", type(extension).__name__, tool.id
+            )
             concerned = True
         if concerned:
             steps.append(PlanStep.of(extension))
@@ -188,7 +190,7 @@ def _pass_steps(steps: Sequence[PlanStep], proceed: Proceed, inner: PlanStep | N
         outcome: Outcome | None = None
         changes: list[tuple[int, Call]] = []  # the call as it was before a step changed it, and the place of that step
         skipped: set[int] = set()  # the places of observers that failed
-        end = len(steps)  # the steps from this place on need not hear how the call ends
+        end = len(steps)  # steps from this place on are not told how the call ends
         waiting = iter(befores)
         try:
             while True:
@@ -275,7 +277,7 @@ def _handle(error: Exception, call: Call, step: PlanStep) -> Outcome | None:
 
 def _refuse(error: Exception, call: Call, step: PlanStep | None) -> Outcome:
     """Return an error as an outcome. An unexpected one is logged; the outcome shows only the call's id, and the name of
-    an extension that is not ours, since its author must mend it."""
+    an extension that is not ours, since its author must fix it."""
     if isinstance(error, GatewayError):
         return Outcome(error=error)
     if step is None or step.custom is None:
@@ -322,8 +324,8 @@ def load_extension(settings: ExtensionSettings, wait_timeout: float | None = Non
 def place_extension(
     extension: Any, name: str, priority: int | None = None, wait_timeout: float | None = None
 ) -> Extension:
-    """Return a custom extension with its priority and how long it may wait; refused when it is none, or would stand
-    outside the record."""
+    """Return a custom extension with its priority and its time limit. Refused if it is no `Extension`, or if its
+    priority would place it outside the call record."""
     if not isinstance(extension, Extension):
         raise Invalid(f"extension {name!r} is not a gateway.extensions.Extension", code="INVALID_CONFIG")
     if priority is not None:

@@ -154,12 +154,12 @@ def _extract_large_parts(call: Call, outcome: Outcome, limit: int, saved: _Saved
             part for block, is_large in zip(blocks, large, strict=True) for part in _shrink(block, is_large, saved)
         ]
     else:
-        content = saved.add(to_json(blocks), "application/json", _beginning(_first_text(blocks)))
+        content = saved.add(to_json(blocks), "application/json", _cut_preview(_first_text(blocks)))
     structured = wire.get("structuredContent")
     can_shrink = structured is not None and call.target.output_schema is None
     if can_shrink and len(document := to_json(structured)) > INLINE_BYTES:
         del wire["structuredContent"]
-        preview = "" if any(large) else _beginning(document[:PREVIEW_CHARACTERS].decode(errors="ignore"))
+        preview = "" if any(large) else _cut_preview(document[:PREVIEW_CHARACTERS].decode(errors="ignore"))
         content = [*content, *saved.add(document, "application/json", preview)]
     if outcome.error is not None:
         return replace(outcome, content=content, wire=wire)
@@ -176,11 +176,11 @@ def _shrink(block: Any, is_large: bool, saved: _SavedParts) -> list[Any]:
         return [block]
     match block:
         case {"type": "text", "text": str(text)}:
-            return saved.add(_encode(text), _guess_mime(text), _beginning(text), block)
+            return saved.add(_encode(text), _guess_mime(text), _cut_preview(text), block)
         case {"type": "image" | "audio", "data": str(data)} if (content := _decode(data)) is not None:
             return saved.add(content, _get_mime(block, "application/octet-stream"), "", block)
         case {"type": "resource", "resource": {"text": str(text)} as inner}:
-            return saved.add(_encode(text), _get_mime(inner, _guess_mime(text)), _beginning(text), block)
+            return saved.add(_encode(text), _get_mime(inner, _guess_mime(text)), _cut_preview(text), block)
         case {"type": "resource", "resource": {"blob": str(data)} as inner} if (content := _decode(data)) is not None:
             return saved.add(content, _get_mime(inner, "application/octet-stream"), "", block)
     return saved.add(to_json(block), "application/json", "", block if isinstance(block, Mapping) else None)
@@ -191,7 +191,7 @@ def _metadata(block: Block | None) -> dict[str, Any]:
     return {key: block[key] for key in ("annotations", "_meta") if key in block} if block is not None else {}
 
 
-def _beginning(text: str) -> str:
+def _cut_preview(text: str) -> str:
     return "\n".join(text[:PREVIEW_CHARACTERS].split("\n")[:PREVIEW_LINES])
 
 

@@ -38,7 +38,7 @@ class Quotas(Extension):
             return None
         table = self._table()
         if table.is_shared():
-            return _locked(table, lambda: self._begin(table, call, limits))
+            return _run_locked(table, lambda: self._begin(table, call, limits))
         self._begin(table, call, limits)
         return None
 
@@ -52,7 +52,7 @@ class Quotas(Extension):
             return None
         size, table = len(call.arguments_json) + outcome.size, self._table()
         if table.is_shared():
-            return _locked(table, lambda: self._charge(table, call, size, limit))
+            return _run_locked(table, lambda: self._charge(table, call, size, limit))
         self._charge(table, call, size, limit)
         return None
 
@@ -94,7 +94,7 @@ def _limits(call: Call) -> AccessLimits | None:
     return None if access is None else access.limits
 
 
-async def _locked(table: RateTable, work: Callable[[], None]) -> None:
+async def _run_locked(table: RateTable, work: Callable[[], None]) -> None:
     await table.lock()
     try:
         work()

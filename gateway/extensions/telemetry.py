@@ -23,13 +23,13 @@ class ToolMetrics:
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
 
     def include(self, other: ToolMetrics) -> None:
-        """Add what another one has counted."""
+        """Add the counts of `other`."""
         self.outcomes.update(other.outcomes)
         self.seconds += other.seconds
         self.buckets = [own + more for own, more in zip(self.buckets, other.buckets, strict=True)]
 
 
-# Tools that are counted apart from each other: servers may rename theirs for ever.
+# Tools with metrics of their own; later ones share one. A server may list new names without end.
 _TOOLS = 10_000
 
 

@@ -150,7 +150,7 @@ class Versioning(Extension):
                 review, unversioned = await files.review(seen), await files.review_ignored(ignored)
                 if review.existing or unversioned.existing:
                     try:
-                        await require_consent(call, *await self._describe(call, review.joined(unversioned)))
+                        await require_consent(call, *await self._describe(call, review.join(unversioned)))
                     except BaseException as refusal:
                         version = await _undo(files, review, unversioned, call, started)
                         if isinstance(refusal, InputRequired):

@@ -64,7 +64,7 @@ def _program(
     packages = [] if spec.packages is None else [Mount(spec.packages, PACKAGES)]
     root, home = sandbox.inside(toolset), sandbox.inside(workspace)
     setup = {"channel": channel, "limit": frame_bytes, "toolset": spec.toolset, "directory": root, "workspace": home}
-    if not spec.programs and seccomp.supported():
+    if not spec.programs and seccomp.is_supported():
         setup["filter"] = seccomp.build_without_programs().hex()
     path = [*(sandbox.inside(mount) for mount in packages), str(library.directory)]
     program = Program(

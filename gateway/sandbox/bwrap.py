@@ -135,7 +135,7 @@ class Bubblewrap:
     name = "bwrap"
 
     def __init__(self, executable: str | None = None) -> None:
-        if not seccomp.supported():
+        if not seccomp.is_supported():
             raise unavailable("there is no seccomp filter for this architecture")
         self._executable = executable or find()
         self._user = account()

@@ -112,7 +112,7 @@ async def _task_limit(program: Program, user: UserAccount | None) -> TaskLimit:
 
 def version() -> int:
     """Return the kernel's Landlock version; 0 if there is none."""
-    if sys.platform != "linux" or not seccomp.supported():
+    if sys.platform != "linux" or not seccomp.is_supported():
         return 0
     found: int = ctypes.CDLL(None).syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(_VERSION))
     return max(found, 0)

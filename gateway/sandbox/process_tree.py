@@ -201,7 +201,7 @@ class SharedMemory:
             with suppress(PermissionError):
                 for mapping in unlinked_mappings(pid):
                     if mapping.is_memory:
-                        held[mapping.inode] = max(_allocated(mapping), held.get(mapping.inode, 0))
+                        held[mapping.inode] = max(_count_allocated(mapping), held.get(mapping.inode, 0))
         return sum(held.values()) > self._limit
 
 
@@ -347,7 +347,7 @@ def read(path: str, most: int = _CHUNK) -> bytes:
     return bytes(content)
 
 
-def _allocated(mapping: Mapping) -> int:
+def _count_allocated(mapping: Mapping) -> int:
     try:
         found = mapping.stat()
     except PermissionError:

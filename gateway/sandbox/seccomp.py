@@ -202,7 +202,7 @@ _Code = list[tuple[int, int, int, int]]
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
-def supported(machine: str | None = None) -> bool:
+def is_supported(machine: str | None = None) -> bool:
     return (machine or platform.machine()) in _MACHINES
 
 

@@ -98,7 +98,7 @@ class Review:
         """The files that existed before and have changed or are deleted."""
         return tuple(sorted({*self.changes.changed, *self.changes.deleted, *self.modes}))
 
-    def joined(self, other: Review) -> Review:
+    def join(self, other: Review) -> Review:
         """Return the changes of both as one review."""
         old, new = (
             Tree({**ours.files, **theirs.files}, {**ours.meta, **theirs.meta})

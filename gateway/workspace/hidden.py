@@ -23,11 +23,11 @@ MOUNTS_LIMIT = 250
 
 
 def find_hidden(folder: Path, hides: Hides) -> Hidden:
-    """Find every file under `folder` that `hides` selects, under all its names; blocks. A directory whose content is
-    hidden completely stands for it. Refused if there is more to examine or to hide than the limits allow."""
+    """Find every file under `folder` that `hides` selects, under all its names; blocks. A directory with nothing but
+    hidden files is returned in their place. Refused if there is more to examine or to hide than the limits allow."""
     search = _Search(folder, hides)
     found = dict(search.search("", 0)[0])
-    found |= _other_names(folder, search.files)
+    found |= _find_links(folder, search.files)
     above = {path[:index] for path in found for index, letter in enumerate(path) if letter == "/"}
     if len(found) + len(above) > MOUNTS_LIMIT:
         counted = f"{len(found)} files in {len(above)} directories"
@@ -84,12 +84,12 @@ class _Search:
         self._left -= len(listed)
         if self._left < 0:
             raise _refuse(
-                f"the rules hide files from programs, and more than {ENTRIES} files would be searched for them"
+                f"the rules hide files from programs, and there are more than {ENTRIES} files to search for them"
             )
         return listed
 
 
-def _other_names(folder: Path, files: dict[str, str]) -> dict[str, str]:
+def _find_links(folder: Path, files: dict[str, str]) -> dict[str, str]:
     """Find hard links to these files."""
     linked = {(found.st_dev, found.st_ino): files[path] for path, found in _stats(folder, files) if found.st_nlink > 1}
     if not linked:

@@ -62,7 +62,7 @@ def exists(path: str) -> GatewayError:
     )
 
 
-def _missing(path: str) -> GatewayError:
+def _missing_error(path: str) -> GatewayError:
     return NotFound(
         f"{path} does not exist; paths are relative to the workspace root, and list_directory shows what is there",
         code="FILE_NOT_FOUND",
@@ -94,8 +94,8 @@ def _busy(path: str) -> GatewayError:
 
 
 _ERRORS_BY_ERRNO: dict[int, Callable[[str], GatewayError]] = {
-    errno.ENOENT: _missing,
-    errno.ENOTDIR: _missing,
+    errno.ENOENT: _missing_error,
+    errno.ENOTDIR: _missing_error,
     errno.EACCES: _permission_denied,
     errno.EPERM: _permission_denied,
     errno.EROFS: _permission_denied,

@@ -101,7 +101,7 @@ def _require_empty(target: Tree, paths: list[str]) -> None:
     above = directories(Tree(target.files))
     for path in paths:
         if path in above:
-            raise Invalid(f"the version has {path!a} as an empty directory with something in it", code="INVALID_PATH")
+            raise Invalid(f"the version lists {path!a} as an empty directory and also files in it", code="INVALID_PATH")
 
 
 def _directories_to_clear(index: Index, written: Iterable[Parts], removed: AbstractSet[Parts]) -> set[Parts]:
@@ -115,7 +115,9 @@ def _directories_to_clear(index: Index, written: Iterable[Parts], removed: Abstr
             raise _occupied_error((*parts, staying[0]))
         for name in folder.files:
             if (*parts, name) not in removed:
-                raise Invalid(f"the version has a file {show_path(parts)!r} and something in it", code="INVALID_PATH")
+                raise Invalid(
+                    f"the version lists {show_path(parts)!r} as a file and also files below it", code="INVALID_PATH"
+                )
     return {tuple(folder.path.split("/")) for folder in folders}
 
 
@@ -142,7 +144,7 @@ def _above(parts: Parts) -> Iterator[Parts]:
 
 def _occupied_error(parts: Parts) -> Conflict:
     return Conflict(
-        f"{show_path(parts)!r} is in the way of the restore and in no version (it is ignored or not readable); "
+        f"{show_path(parts)!r} is in the way of the restore, and no version has it (it is ignored or unreadable); "
         "move it away first",
         code="UNVERSIONED_FILE",
         path=show_path(parts),
@@ -154,8 +156,8 @@ _HOLD = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class DeferredUnlink:
-    """Unlinks files, but frees their space in the background: that is the slowest part, and it waits until the last
-    descriptor is closed. After a crash the system does it."""
+    """Unlinks files, but frees their space in a background thread. Freeing is the slowest part and happens when the
+    last descriptor is closed, after a crash by the kernel."""
 
     def __init__(self) -> None:
         self._held: list[int] = []
@@ -221,7 +223,7 @@ class Restore:
     def _remove(self, directory: Parts, removed: list[Parts]) -> None:
         with translate_os_errors(directory), suppress(FileNotFoundError), self._open_directory(directory) as parent:
             for parts in removed:
-                if self._require_unmoved(parent, parts):
+                if self._require_unchanged(parent, parts):
                     self._unlinks.unlink(parent, parts[-1])
 
     def _remove_odd(self, directory: Parts, names: list[str]) -> None:
@@ -278,7 +280,9 @@ class Restore:
         with self._blobs.open(content.digest) as blob:
             target = blob.read(_LINK_LIMIT)
             if not target or b"\0" in target or blob.read(1):
-                raise Invalid(f"{show_path(parts)!r} is a link in the version, but to no path", code="INVALID_PATH")
+                raise Invalid(
+                    f"{show_path(parts)!r} is a link without a valid target in the version", code="INVALID_PATH"
+                )
         os.symlink(target, name, dir_fd=parent)
         with _removed_on_failure(parent, name):
             self._place(parent, name, parts)
@@ -304,7 +308,7 @@ class Restore:
         """Rename the written file to its name. The replaced file is checked once more after the exchange."""
         if name == parts[-1]:
             return
-        if not self._require_unmoved(parent, parts) or not exchange(parent, name, parts[-1]):
+        if not self._require_unchanged(parent, parts) or not exchange(parent, name, parts[-1]):
             os.rename(name, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
             return
         replaced, known = _stat(parent, name), self._index.find(parts)
@@ -313,7 +317,7 @@ class Restore:
             raise _changed_error(parts)
         self._unlinks.unlink(parent, name)
 
-    def _require_unmoved(self, parent: int, parts: Parts) -> bool:
+    def _require_unchanged(self, parent: int, parts: Parts) -> bool:
         """Return whether the file exists; refused if it is no longer the one that a version has."""
         found = _stat(parent, parts[-1])
         known = self._index.find(parts)
@@ -404,4 +408,4 @@ def _stat(parent: int, name: str) -> os.stat_result | None:
 
 
 def _changed_error(parts: Parts) -> Conflict:
-    return Conflict(f"{show_path(parts)!r} was changed by somebody else during the restore; try again")
+    return Conflict(f"{show_path(parts)!r} was changed by another program during the restore; try again")

@@ -1,5 +1,5 @@
-"""Files that no version has because they are ignored: finds those that a call may change, keeps their content beside
-the versions, and brings it back."""
+"""Ignored files, which no version has: find those that a call may change, keep their content beside the versions, and
+restore it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class UnversionedFiles:
-    """Existing files that a call may change and no version has. With `kept`, they are few and small enough to keep;
-    else `files` are only the first of them."""
+    """Existing files that a call may change and no version has. With `kept` they are few and small enough to be copied;
+    without it `files` has only the first of them."""
 
     files: tuple[Parts, ...] = ()
     kept: bool = True
@@ -56,18 +56,18 @@ class RestoredCopies:
     replaced: str | None
 
 
-def ignore_source(attached: bool) -> IgnoreSource:
+def make_ignore_source(attached: bool) -> IgnoreSource:
     # pathspec is slow to import, and only attached folders need .gitignore rules
     return importlib.import_module(".ignore", __package__).GitIgnore() if attached else PackageDirectories()
 
 
 def find_unversioned(root: Root, attached: bool, paths: Iterable[Parts]) -> UnversionedFiles:
     """Return the ignored files at and below these paths."""
-    ignore = ignore_source(attached)
+    ignore = make_ignore_source(attached)
     wanted = dict.fromkeys(parts for parts in paths if parts and (attached or parts[0] in NAMES))
     files: dict[Parts, int] = {}
     for parts in wanted:
-        for entry in _ignored(root, ignore, parts):
+        for entry in _find_ignored(root, ignore, parts):
             files[entry.parts] = entry.stat.st_size if entry.kind == "file" else BYTE_LIMIT + 1
             if len(files) > FILE_LIMIT or sum(files.values()) > BYTE_LIMIT:
                 return UnversionedFiles(tuple(files), kept=False)
@@ -88,9 +88,9 @@ def store(root: Root, blobs: BlobStore, head: Tree, files: Sequence[Parts]) -> T
     return apply(head, Patch(digests, kinds))
 
 
-def changed_since(root: Root, old: Tree, kept: Tree, hides: Hides = hide_nothing) -> tuple[list[Parts], list[Parts]]:
-    """Return the files that `kept` has besides those of `old` and whose content on disk is another one, and those of
-    them that exist; hidden files are left out."""
+def find_changed(root: Root, old: Tree, kept: Tree, hides: Hides = hide_nothing) -> tuple[list[Parts], list[Parts]]:
+    """Return the files that `kept` has and `old` lacks, if their content on disk differs or is gone; and those of them
+    that exist. Hidden files are left out."""
     changed, existing = [], []
     for path, digest in diff(old, kept).files.items():
         parts = locate(path)
@@ -109,7 +109,7 @@ def changed_since(root: Root, old: Tree, kept: Tree, hides: Hides = hide_nothing
 
 
 def put_back(root: Root, blobs: BlobStore, kept: Tree, files: Sequence[Parts]) -> None:
-    """Write the kept content. A file that is gone is readable by its owner only: its permissions are in no version."""
+    """Write the kept content. A missing file is made readable by its owner only: versions have no permissions."""
     for parts in files:
         path = "/".join(map(encode, parts))
         with blobs.open(kept.files[path]) as content:
@@ -119,7 +119,7 @@ def put_back(root: Root, blobs: BlobStore, kept: Tree, files: Sequence[Parts]) -
         root.replace(parts, data, mode=mode)
 
 
-def _ignored(root: Root, ignore: IgnoreSource, parts: Parts) -> Iterator[Entry]:
+def _find_ignored(root: Root, ignore: IgnoreSource, parts: Parts) -> Iterator[Entry]:
     rules: Any = None
     entry: Entry | None = None
     for depth in range(len(parts)):
@@ -136,10 +136,10 @@ def _ignored(root: Root, ignore: IgnoreSource, parts: Parts) -> Iterator[Entry]:
             yield from _below(root, parts)
             return
     if entry is not None and entry.kind == "directory":
-        yield from _ignored_inside(root, ignore, rules, parts)
+        yield from _find_ignored_inside(root, ignore, rules, parts)
 
 
-def _ignored_inside(root: Root, ignore: IgnoreSource, rules: Any, parts: Parts) -> Iterator[Entry]:
+def _find_ignored_inside(root: Root, ignore: IgnoreSource, rules: Any, parts: Parts) -> Iterator[Entry]:
     with root.opened(parts) as directory:
         rules = ignore.inside(rules, "/".join(parts), directory, root.opener)
     with root.walk(parts, 1) as entries:
@@ -147,7 +147,7 @@ def _ignored_inside(root: Root, ignore: IgnoreSource, rules: Any, parts: Parts) 
             if rules is not None and rules.ignores("/".join(entry.parts), entry.kind == "directory"):
                 yield from _below(root, entry.parts)
             elif entry.kind == "directory":
-                yield from _ignored_inside(root, ignore, rules, entry.parts)
+                yield from _find_ignored_inside(root, ignore, rules, entry.parts)
 
 
 def _below(root: Root, parts: Parts) -> Iterator[Entry]:

@@ -64,7 +64,7 @@ class OpenChat:
             self._swept.touch(0o600)
         self.swept_at = self._swept.stat().st_mtime
         self._attached = attached
-        ignore = unversioned.ignore_source(attached)
+        ignore = unversioned.make_ignore_source(attached)
         self.checkout = Checkout(folder, self.blobs, directory / "index", ignore, ours=not attached)
         self.manifest: str | None = None
         self.tree = EMPTY
@@ -514,7 +514,7 @@ class HeldChat:
             for row in await self._manifests.beside(chat, self.head.manifest_id, unversioned.KEPT):
                 kept = await self._versions.tree(chat, row.id)
                 old = await self._versions.tree(chat, row.parent_id)
-                changed, existing = await work(unversioned.changed_since, root, old, kept, hides)
+                changed, existing = await work(unversioned.find_changed, root, old, kept, hides)
                 if changed:
                     tree = await work(unversioned.store, root, self._opened.blobs, head, existing)
                     replaced = await self._store_branch("undone", row.source_ref, tree)

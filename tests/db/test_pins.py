@@ -45,8 +45,8 @@ async def test_what_is_trusted_is_accepted_at_first_sight_and_the_rest_waits(tmp
         trusted, waiting = await pins.find(*KEY), await pins.find("srv", "prompt", "add")
         assert (trusted.definition, trusted.held_definition, trusted.pin.decided_by) == ('"a"', None, FIRST_SIGHT)
         assert (waiting.definition, waiting.held_definition, waiting.pin.decided_by) == (None, '"b"', None)
-        assert [pin.kind for pin in await pins.waiting()] == ["prompt"]
-        assert await pins.waiting("another") == []
+        assert [pin.kind for pin in await pins.list_waiting()] == ["prompt"]
+        assert await pins.list_waiting("another") == []
         assert sorted(pin.bytes for pin in await pins.load("srv")) == [3, 3]
 
 
@@ -69,7 +69,7 @@ async def test_what_is_back_as_it_was_waits_no_longer(tmp_path: Path) -> None:
         await see(pins, "b")
         await see(pins, "a")
         assert await states(pins) == ("accepted", "a", None)
-        assert await pins.waiting() == []
+        assert await pins.list_waiting() == []
 
 
 async def test_a_rejection_is_remembered_and_can_be_taken_back(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ async def test_a_rejection_is_remembered_and_can_be_taken_back(tmp_path: Path) -
         await see(pins, "b")
         await pins.reject(*KEY, "b", "ada")
         assert await states(pins) == ("rejected", "a", "b")
-        assert await pins.waiting() == []
+        assert await pins.list_waiting() == []
         await pins.accept(*KEY, "b", "bob")
         assert await states(pins) == ("accepted", "b", None)
 

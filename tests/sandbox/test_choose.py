@@ -167,7 +167,7 @@ asyncio.run(main(Path(sys.argv[1])))
 
 async def test_on_a_machine_that_refuses_every_sandbox_nothing_runs(tmp_path: Path) -> None:
     """The kernel itself refuses namespaces and Landlock to this gateway."""
-    if not seccomp.supported():
+    if not seccomp.is_supported():
         pytest.skip("no filter for this kind of machine")
     make("bwrap")
     gateway = await asyncio.create_subprocess_exec(

@@ -106,7 +106,7 @@ class AuthorizationRoutes:
         provider, _ = self._provider(self._origin.of(request))
         asked = provider.open_request(sealed)
         if asked is None:
-            return _expired()
+            return _expired_page()
         person = await self._people.find(request)
         if person is None or not person.digest:
             return _key_page(asked, sealed)
@@ -121,7 +121,7 @@ class AuthorizationRoutes:
             provider, _ = self._provider(origin)
             asked = provider.open_request(sealed)
             if asked is None:
-                return _expired()
+                return _expired_page()
             return await self._apply(request, fields, provider, asked, sealed)
         except GatewayError as refusal:
             return page("This did not work", [paragraph(refusal.message, "problem")], refusal.status)
@@ -259,7 +259,7 @@ def _decision_page(asked: Mapping[str, Any], sealed: str, person: Person) -> Res
     return page(f"Allow {asked['name']} to use your tools?", parts, 200, _targets(asked))
 
 
-def _expired() -> Response:
+def _expired_page() -> Response:
     text = "Go back to the client and connect again."
     return page("This request is not valid any more", [paragraph(text)], 400)
 

@@ -111,7 +111,7 @@ class ToolKind:
     """Tools that share one kind of context. A tool that requires something the kind is `missing` is withheld."""
 
     kind: Kind
-    # Whether an operator should be told what is missing.
+    # True if an operator should be told what is missing.
     reports_missing = False
 
     async def missing(self) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""Installed toolsets put together: library, workers, source, and the watch over live folders.
+"""Assembly of what installed toolsets need: library, workers, source, and the watch over live folders.
 
 A process without toolsets never imports this module.
 """
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from gateway.sources.steps import CallStep, StepsRunner
 
 DOWNLOAD_SECONDS = 300.0
-
 
 # Toolsets that come with the gateway: in the package of an installed one, beside the package in a checkout.
 _PACKAGE = Path(__file__).parents[2]
@@ -166,7 +165,7 @@ class FolderWatcher:
                     if any(_matters(Path(path), folder) for _, path in edits):
                         await self._install(folder, edited)
             except (FileNotFoundError, RuntimeError) as error:  # the folder does not exist at the moment
-                log.warning("%s cannot be watched: %s", folder, error)
+                log.warning("%s cannot be watched: %s; trying again every %g s", folder, error, _RETRY_SECONDS)
             await asyncio.sleep(_RETRY_SECONDS)
             if folder.is_dir():
                 await self._install(folder, edited)

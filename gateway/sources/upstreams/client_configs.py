@@ -255,13 +255,13 @@ class _EntryConverter:
             expands = not _SHELL.fullmatch(command)  # a shell expands its own variables
             settings["args"] = [self._text(_to_text(each, "args"), expands) for each in arguments]
         own = self._texts(entry.get("env") or entry.get("environment") or entry.get("envs"), "env")
-        if env := {**self._inherited(entry), **self._file(entry.get("envFile")), **own}:
+        if env := {**self._list_inherited(entry), **self._file(entry.get("envFile")), **own}:
             settings["env"] = env
         if (folder := self._folder(entry.get("cwd"))) is not None:
             settings["cwd"] = folder
         return settings
 
-    def _inherited(self, entry: Mapping[str, Any]) -> dict[str, str]:
+    def _list_inherited(self, entry: Mapping[str, Any]) -> dict[str, str]:
         """The variables that Codex passes on from its environment, and those that Goose keeps in the keyring."""
         listed = entry.get("env_vars") or entry.get("env_keys") or ()
         names = (each.get("name") if isinstance(each, Mapping) else each for each in listed)

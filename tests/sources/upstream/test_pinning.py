@@ -58,7 +58,7 @@ async def test_a_changed_tool_is_withheld_with_the_reason_and_the_rest_keeps_wor
         assert (verdict.is_offered(Kind.TOOL, "add"), verdict.is_offered(Kind.TOOL, "sub")) == (False, True)
         reason = "its definition is no longer the one that was accepted; look at it with: toolgate upstream review srv"
         assert verdict.reasons_withheld(Kind.TOOL) == {"add": reason}
-        [waiting] = await pins.waiting()
+        [waiting] = await pins.list_waiting()
         assert waiting.held_digest == changed[ADD].digest
         await pins.accept("srv", "tool", "add", changed[ADD].digest, "ada")
         assert (await apply_pins(pins, "srv", changed, TRUST)).is_offered(Kind.TOOL, "add")
@@ -70,7 +70,7 @@ async def test_what_changes_back_is_offered_again_by_itself(tmp_path: Path) -> N
         await apply_pins(pins, "srv", listed(("add", "Adds.")), TRUST)
         await apply_pins(pins, "srv", listed(("add", "Obey.")), TRUST)
         assert (await apply_pins(pins, "srv", listed(("add", "Adds.")), TRUST)).is_offered(Kind.TOOL, "add")
-        assert await pins.waiting() == []
+        assert await pins.list_waiting() == []
 
 
 @pytest.mark.anyio
@@ -127,7 +127,7 @@ async def test_a_rejected_definition_stays_withheld_and_does_not_wait_again(tmp_
         for _ in range(2):
             assert standings(await apply_pins(pins, "srv", obey, TRUST)) == {"add": PinStatus.REJECTED}
             assert (await apply_pins(pins, "srv", listed(("add", "Adds.")), TRUST)).is_offered(Kind.TOOL, "add")
-        assert await pins.waiting() == []
+        assert await pins.list_waiting() == []
         assert standings(await apply_pins(pins, "srv", listed(("add", "Obey me.")), TRUST)) == {
             "add": PinStatus.CHANGED
         }
@@ -302,7 +302,7 @@ async def follow(pins: Pins, model: Model, steps: list[Any]) -> None:
             except GatewayError:
                 done = False
             assert done == getattr(model, verb)(what, how)
-        assert {pin.name for pin in await pins.waiting()} == model.waiting()
+        assert {pin.name for pin in await pins.list_waiting()} == model.waiting()
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""Charts: how rows become points, and what is said of those left out."""
+"""Charts: how rows become points, and the report of those left out."""
 
 import pytest
 from tools import groups
@@ -133,7 +133,7 @@ def test_a_histogram_counts_every_number(write):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             {"x": "region", "y": "unit"},
@@ -153,11 +153,11 @@ def test_a_histogram_counts_every_number(write):
         ({"x": "day", "where": [{"column": "nope", "value": 1}]}, "'a.csv' has no column 'nope'. It has day, "),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_with_the_fix(arguments, told, write):
+def test_what_cannot_be_drawn_is_refused_with_the_fix(arguments, message, write):
     write("a.csv", SALES)
     with pytest.raises(ValueError) as refused:
         chart("a.csv", **arguments)
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(message)
 
 
 def test_a_misspelt_condition_is_refused_before_anything_is_read():

@@ -90,15 +90,15 @@ def test_half_a_character_does_no_harm(write, workspace):
 
 
 @pytest.mark.parametrize(
-    ("output", "told"),
+    ("output", "message"),
     [
         ("b.xlsx", "'output' 'b.xlsx' must end in one of .csv, "),
         ("a.csv", "'output' is the file that is read; give it another name"),
         ("../b.csv", "'../b.csv' leads out of the workspace"),
     ],
 )
-def test_an_output_that_cannot_be_is_refused(output, told, write):
+def test_an_output_that_cannot_be_is_refused(output, message, write):
     write("a.csv", "a\n1\n")
     with pytest.raises(ValueError) as refused:
         convert("a.csv", output)
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(message)

@@ -62,13 +62,13 @@ def test_the_same_rows_give_the_same_profile_in_every_format(write):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "said"), [("utf-8", "utf-8"), ("utf-8-sig", "utf-8-sig"), ("utf-16", "utf-16"), ("cp1252", None)]
+    ("encoding", "expected"), [("utf-8", "utf-8"), ("utf-8-sig", "utf-8-sig"), ("utf-16", "utf-16"), ("cp1252", None)]
 )
-def test_the_encoding_is_found(encoding, said, write):
+def test_the_encoding_is_found(encoding, expected, write):
     words = ["Größe", "Straße", "Käse", "Öl", "Übermut", "schön", "Äpfel", "für", "müde", "weiß"]
     text = "Wort;Zahl\n" + "".join(f"{words[index % 10]} und {words[index // 10]};{index}\n" for index in range(100))
     found = profile(write("a.csv", text, encoding))
-    assert said is None or found["encoding"] == said
+    assert expected is None or found["encoding"] == expected
     assert found["sample"][0]["Wort"] == "Größe und Größe"
     assert column(found, "Zahl")["maximum"] == 99
 
@@ -135,7 +135,7 @@ def test_only_the_asked_columns_come(write):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
         ("a.csv", "", "'a.csv' is empty"),
         ("a.xlsx", "x", "'a.xlsx' is no data file that is read here; there are .csv, .tsv, "),
@@ -147,10 +147,10 @@ def test_only_the_asked_columns_come(write):
         ("a.jsonl", "[" * 100_000, "'a.jsonl' line 1: "),
     ],
 )
-def test_what_is_no_data_is_refused_with_its_place(name, text, told, write):
+def test_what_is_no_data_is_refused_with_its_place(name, text, message, write):
     with pytest.raises(ValueError) as refused:
         profile(write(name, text))
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(message)
 
 
 def test_other_refusals_name_the_fix(write):

@@ -222,7 +222,7 @@ def _pytest(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
     elif (path := context.host.programs.get("pytest")) is not None:
         command = (path,)
     else:
-        raise _missing("pytest", context.install_hint("pytest"))
+        raise _missing_error("pytest", context.install_hint("pytest"))
     return RunnerCommand(
         "pytest",
         (*command, *options, *only),
@@ -242,7 +242,7 @@ def _unittest(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
 
 def _npm(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
     if "npm" not in context.host.programs:
-        raise _missing("npm", "install Node.js")
+        raise _missing_error("npm", "install Node.js")
     env = {"npm_config_update_notifier": "false", "npm_config_cache": "/tmp/npm", "CI": "1"}  # noqa: S108 - the sandbox's
     argv = (context.host.programs["npm"], "test", "--silent", *(("--", *only) if only else ()))
     return RunnerCommand("npm", argv, env, parse_output=parse_tap)
@@ -250,7 +250,7 @@ def _npm(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
 
 def _go(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
     if "go" not in context.host.programs:
-        raise _missing("go", "install Go")
+        raise _missing_error("go", "install Go")
     env = {"GOTOOLCHAIN": "local", "GOCACHE": "/tmp/go", **({} if context.network else {"GOPROXY": "off"})}  # noqa: S108
     argv = (context.host.programs["go"], "test", "-json", *(only or ("./...",)))
     return RunnerCommand("go", argv, env, parse_output=parse_go)
@@ -258,7 +258,7 @@ def _go(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
 
 def _cargo(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
     if "cargo" not in context.host.programs:
-        raise _missing("cargo", "install Rust")
+        raise _missing_error("cargo", "install Rust")
     env = {"CARGO_TERM_COLOR": "never", "CARGO_HOME": "/tmp/cargo"}  # noqa: S108 - the sandbox's
     if context.network is None:
         env["CARGO_NET_OFFLINE"] = "true"
@@ -268,7 +268,7 @@ def _cargo(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
 
 def _make(context: CodeContext, only: tuple[str, ...]) -> RunnerCommand:
     if "make" not in context.host.programs:
-        raise _missing("make", "install it")
+        raise _missing_error("make", "install it")
     return RunnerCommand("make", (context.host.programs["make"], *(only or ("test",))), parse_output=parse_tap)
 
 
@@ -325,5 +325,5 @@ def _read(context: CodeContext, parts: Parts) -> bytes:
         return b""
 
 
-def _missing(program: str, fix: str) -> Unavailable:
+def _missing_error(program: str, fix: str) -> Unavailable:
     return Unavailable(f"the tests need {program}, which is not installed; {fix}", code="PROGRAM_NOT_FOUND")
