@@ -113,7 +113,7 @@ def _convert(document: YamlDocument, model: type[BaseModel], error: ErrorDetails
     return document.refusal(f"unknown key{hint}", place)
 
 
-# How pydantic begins its messages, and its names of types, with ours.
+# The beginnings of pydantic's messages, and its names of types with ours.
 _MESSAGE_START = re.compile(r"^(?:Input|String|List|Dictionary|Value) should ")
 _TYPE_NAMES = {
     "a valid string": "text",

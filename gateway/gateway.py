@@ -54,8 +54,8 @@ STARTUP_SECONDS = 5.0
 # The same without `follow`: such a process lists once and ends.
 DISCOVERY_SECONDS = 30.0
 
-# How long lists wait after the first start with an upstream, which may be installing itself, and after a start that
-# follows one which ended before it answered. Many clients list tools once and ignore what is announced later.
+# Seconds that lists wait for an upstream: after the first start with it, when it may be installing itself, and after a
+# start that follows one without its answer. Many clients list tools once and ignore later announcements.
 FIRST_LIST_SECONDS = 25.0
 NEXT_LIST_SECONDS = 4.0
 

@@ -53,7 +53,7 @@ _LONG_RUN = re.compile(r"[A-Za-z0-9_-]{20,}")
 _ALTERNATION = re.compile(r"(?<=[A-Za-z])[0-9]|(?<=[0-9])[A-Za-z]")
 _ALTERNATIONS = 4
 _PLAIN_WORD = re.compile(r"[a-z]{1,10}|[A-Z]{1,10}|[A-Z][a-z]{1,9}|[0-9]{1,5}")
-# What a message quotes of a wrong value, and the settings whose values have names of their users' choice.
+# Values that a message may quote, and the sections in which users choose the keys.
 _QUOTABLE = re.compile(r"[\w.:/@~+*{}$-]{0,60}")
 _PRIVATE_SECTIONS = frozenset(["env", "headers"])
 _SWITCH = re.compile(r"true|false|yes|no|on|off|none|null|[0-9]{1,5}|", re.IGNORECASE)

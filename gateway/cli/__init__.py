@@ -188,7 +188,7 @@ def _repeat_options(message: str, arguments: Sequence[str]) -> str:
     return _RECOMMENDED.sub(lambda match: match[0] if " --" in match[1] else f"{match[0]}{options}", message)
 
 
-# What an interrupt of a command has ended.
+# The effect of an interrupt, by command.
 _INTERRUPTED = {
     "tool call": "; the call was cancelled",
     "upstream add": "; nothing was added",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gateway.db.approvals import ApprovalRecord, Scope
 
 
-# How often, and after how many seconds, an allowance is looked at for whether its caller has taken it.
+# Number of checks whether the caller has used an allowance, and seconds between them.
 _LOOKS, _LOOK_SECONDS = 4, 0.1
 
 _approval_id = click.argument("approval_id", metavar="[ID]", required=False)

@@ -503,7 +503,7 @@ class RetentionSettings(Section):
 class Settings(Section):
     """Everything a user can set: each field is a key of `toolgate.yaml`."""
 
-    # What the command line says, not the file.
+    # Options of the command line, which have no key in the file.
     elsewhere: ClassVar = {
         "host": "the host is given to the command: toolgate serve --transport http --host 0.0.0.0",
         "port": "the port is given to the command: toolgate serve --transport http --port 9000",

@@ -32,7 +32,7 @@ PAGE_LIMIT = 1000
 # seconds until the next transaction.
 FEWEST_REMOVED, MOST_REMOVED, REMOVAL_SECONDS = 50, 400, 0.01
 REMOVAL_PAUSE = 0.02
-# How many calls of a chat are looked at for plans: with most calls having none, the look must end somewhere.
+# Calls of a chat that are searched for render plans: most have none, so the search needs an end.
 PLANS_LOOKBACK = 1000
 _NO_JSON = (GatewayError, TypeError, ValueError, RecursionError)
 

@@ -11,7 +11,7 @@ from gateway.db import Database, Statement, bump_revision, load_revision, timest
 from gateway.errors import Conflict, NotFound
 
 SUBJECT = "pins"
-# Who decided, where nobody did: a server's first words were believed.
+# The decider of definitions that were accepted unseen, because they were the server's first.
 FIRST_SIGHT = "first sight"
 WAITING_LIMIT = 1000
 

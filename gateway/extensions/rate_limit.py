@@ -31,7 +31,7 @@ _SLOT = struct.Struct("=16sd")
 _FULL_AT = struct.Struct("=d")
 _OPENED = struct.Struct("=Q")
 TABLE_BYTES = _SLOT.size * (SLOTS + 1)
-# How many keys of this process are remembered with their places.
+# Keys of this process whose places in the table are cached.
 KEY_CACHE = 10_000
 # Seconds after which a process that shares the table looks whether it is alone again.
 ALONE_CHECK = 1.0

@@ -22,10 +22,10 @@ from gateway.identity import OWNER, Principal
 from gateway.identity.roles import Roles
 from gateway.tools import Permission
 
-# How often the last use of keys is stored, and changes are looked for that nobody announced, in seconds.
+# Seconds between writes of the last use of keys, and between searches for changes that were not announced.
 SYNC_SECONDS = 5.0
 
-# How long a verified token is not verified again, in seconds: its issuer may withdraw the key that signed it.
+# Seconds until a verified token is verified again: its issuer may have withdrawn the key that signed it.
 VERIFIED_SECONDS = 300.0
 
 # Verified tokens, and principals under a profile of the URL, that are kept.

@@ -26,7 +26,7 @@ JUST_USED_SECONDS = 0.05
 # Heads of responses that a pool caches, and bytes of one.
 CACHED_HEADS, CACHED_HEAD_SIZE = 256, 2 * 1024
 
-# What the parser gets in place of a cached head of a stream.
+# Stands for the cached head of a stream in the parser's input.
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 _CHALLENGE = b"www-authenticate"

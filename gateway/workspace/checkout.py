@@ -158,7 +158,7 @@ def keep_hidden(current: Tree, target: Tree, hides: Hides) -> tuple[Tree, list[s
         return target, []
     patch = diff(current, target)
     left = {path for path in (*patch.files, *patch.meta) if hides(path)}
-    # What the target has in the place of their directories stays away, too.
+    # Entries of the target that would replace their directories are left out, too.
     above = {parent for path in left & current.files.keys() for parent in _above(path)}
     left |= above & (target.files.keys() | target.meta.keys())
     return graft(target, current, sorted(left)), sorted(left)
