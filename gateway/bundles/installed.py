@@ -276,7 +276,7 @@ def resolve_tool_id(toolset: InstalledToolset, tool_id: str) -> str:
     own = {tool.id for tool in toolset.tools}
     wanted = tool_id if ":" in tool_id else f"{toolset.id}:{tool_id}"
     if wanted not in own and wanted.partition(":")[0] not in {server.id for server in toolset.servers}:
-        reason = f"toolset {toolset.id!r} has no tool {tool_id!r}, nor a server of that name{did_you_mean(wanted, own)}"
+        reason = f"{tool_id!r} is no tool of the toolset {toolset.id!r} or of its servers{did_you_mean(wanted, own)}"
         raise NotFound(reason, code="UNKNOWN_TOOL")
     return wanted
 
