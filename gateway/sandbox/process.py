@@ -161,12 +161,14 @@ class RunningProgram:
         self._loop = asyncio.get_running_loop()
         self._killed: Killed | None = None
         self._dead = False
+        self._death = asyncio.Event()
         self._watch: Watch | None = None
         self._kill_timer: asyncio.TimerHandle | None = None
         self._streams: list[tuple[asyncio.ReadTransport, _OutputPipe]] = []
         self._exit: asyncio.Future[Exit] = self._loop.create_future()
         self._exit.add_done_callback(_retrieve_exception)
         self._connecting = self._loop.create_task(self._connect())
+        self._living: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, child: subprocess.Popen[bytes], tree: TreeControl) -> RunningProgram:
@@ -174,7 +176,10 @@ class RunningProgram:
         running = cls(child, tree)
         call_on_exit(running._loop, child, running._on_death)
         async with running.ended_on_failure():
-            await asyncio.shield(running._connecting)  # so that every open descriptor has an owner
+            try:
+                await asyncio.shield(running._connecting)  # so that every open descriptor has an owner
+            finally:
+                running._living = running._loop.create_task(running._live())
         return running
 
     @asynccontextmanager
@@ -256,28 +261,52 @@ class RunningProgram:
         self._dead = True
         if self._kill_timer is not None:
             self._kill_timer.cancel()
-        code = self._child.wait()
+        self._child.wait()
         if self._watch is not None:
             self._watch.stop()
-        self._settling = self._loop.create_task(self._settle(code if code >= 0 else 128 - code))
+        self._death.set()
 
-    async def _settle(self, code: int) -> None:
+    async def _live(self) -> None:
+        """Wait for its end and clean up. This is cancelled only when the event loop ends, and ends the program with it:
+        afterwards nobody could wait for it or close its pipes."""
+        close_delay = _CLOSE_DELAY
+        try:
+            try:
+                await self._death.wait()
+            except asyncio.CancelledError:
+                close_delay = 0.0
+                self.kill()
+                async with asyncio.timeout(_END_TIMEOUT):
+                    await self._death.wait()
+            await self._settle()
+            if not all(stream.over.is_set() for _, stream in self._streams):
+                await asyncio.sleep(close_delay)
+        finally:
+            for transport, _ in self._streams:
+                transport.close()
+            if self._connecting.cancelled():
+                for pipe in (self._child.stdin, self._child.stdout, self._child.stderr):
+                    if pipe is not None:
+                        pipe.close()
+
+    async def _settle(self) -> None:
+        code = self._child.returncode
         try:
             await self._connecting
             self._killed = self._killed or self._tree.killed()
             problem = await self._tree.settle()
             await self._drain()
             if problem is None:
-                self._exit.set_result(Exit(code, self._killed))
+                self._exit.set_result(Exit(code if code >= 0 else 128 - code, self._killed))
             else:
                 reason = problem or bytes(self._streams[-1][1].beginning).decode(errors="replace").strip()
                 self._exit.set_exception(unavailable(f"the program did not start: {reason}"))
         except Exception as error:
             self._exit.set_exception(error)
         finally:
+            self._exit.cancel()  # unless it is known: the event loop ends
             if self.stdin is not None:
                 self.stdin.close()
-            self._loop.call_later(_CLOSE_DELAY, self._close)
 
     async def _drain(self) -> None:
         """Read the last output, unless nobody reads it or another process holds the pipes open."""
@@ -286,10 +315,6 @@ class RunningProgram:
                 for transport, stream in self._streams:
                     await stream.over.wait()
                     transport.close()
-
-    def _close(self) -> None:
-        for transport, _ in self._streams:
-            transport.close()
 
 
 def _retrieve_exception(future: asyncio.Future[Exit]) -> None:

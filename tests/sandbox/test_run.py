@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -192,7 +193,7 @@ async def test_a_start_can_be_cancelled_at_any_moment(any_sandbox: Sandbox, tmp_
     beat = tmp_path / "ws/beat"
     if beat.exists():
         await no_more_beats(beat)
-    assert [task for task in asyncio.all_tasks() if "sandbox" in repr(task.get_coro())] == []
+    await async_eventually(lambda: not [task for task in asyncio.all_tasks() if "sandbox" in repr(task.get_coro())])
 
 
 async def test_it_dies_with_the_gateway(any_sandbox: Sandbox, tmp_path: Path) -> None:
@@ -315,6 +316,34 @@ async def test_nothing_of_ours_is_left_open(any_sandbox: Sandbox) -> None:
     with anyio.fail_after(60):
         while set(os.listdir("/proc/self/fd")) - before:  # noqa: ASYNC110 - nothing tells of a closed descriptor
             await anyio.sleep(0.05)
+
+
+@pytest.mark.parametrize("output", ["", "head -c 150000 /dev/zero;"])
+def test_a_program_ends_with_its_event_loop(any_sandbox: Sandbox, output: str, tmp_path: Path) -> None:
+    """Also one that is being started, and one that left more output than was read."""
+    token = uuid.uuid4().hex
+    program = Program(("/bin/sh", "-c", f"{output} echo begun >&2; read line; : {token}"))
+
+    async def leave_running() -> None:
+        process = await any_sandbox.start(program, stdin=True)
+        assert await process.stderr.readline() == b"begun\n"
+
+    async def leave_ended() -> None:
+        process = await any_sandbox.start(program, stdin=True)
+        assert await process.stderr.readline() == b"begun\n"
+        process.kill()
+        await process.wait()
+
+    async def leave_starting(turns: int) -> None:
+        starting = asyncio.ensure_future(any_sandbox.start(program, stdin=True))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        assert not starting.done()
+
+    for main in (leave_running(), leave_ended(), *(leave_starting(turns) for turns in range(1, 5))):
+        asyncio.run(main)
+        gc.collect()  # of an open pipe or a process that is not over, Python warns here, and that is an error
+        assert not running(token)
 
 
 async def first_beat(beat: Path) -> None:
