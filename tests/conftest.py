@@ -32,10 +32,19 @@ def pytest_xdist_auto_num_workers() -> int:
     return 3 * (os.cpu_count() or 1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules with slow tests come first, so that no worker begins a long one when the others are done."""
-    slow = {item.path for item in items if "slow" in item.keywords}
-    items.sort(key=lambda item: item.path not in slow)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each worker begins with modules that have slow tests, so that none begins a long one when the others are done.
+
+    With `--dist=worksteal` each gets an equal share of the list at first, one after the other.
+    """
+    paths = {item.path for item in items if "slow" in item.keywords}
+    slow, fast = ([item for item in items if (item.path in paths) is first] for first in (True, False))
+    items.clear()
+    for workers in range(getattr(config, "workerinput", {}).get("workercount", 1), 0, -1):
+        slow_share = len(slow) // workers
+        fast_share = (len(slow) + len(fast)) // workers - slow_share
+        items += slow[:slow_share] + fast[:fast_share]
+        del slow[:slow_share], fast[:fast_share]
 
 
 def pytest_collection_finish() -> None:
