@@ -46,9 +46,12 @@ class FileLock:
     def __exit__(self, *_: object) -> None:
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
+    def try_acquire(self) -> bool:
+        return try_lock(self.descriptor)
+
     async def acquire(self) -> None:
         """Try again and again: a lock that blocks would hold a thread for as long as another process has it."""
-        while not try_lock(self.descriptor):  # noqa: ASYNC110 - another process sets no event of ours
+        while not self.try_acquire():  # noqa: ASYNC110 - another process sets no event of ours
             await asyncio.sleep(random.uniform(SHORTEST_WAIT, LONGEST_WAIT))  # noqa: S311 - no secret
 
     def close(self) -> None:

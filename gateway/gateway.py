@@ -262,7 +262,7 @@ class Gateway:
         progress: Progress = no_progress,
     ) -> Outcome:
         """Call a tool by its name or id. With `confirmed` you agree to whatever it would ask first; else `approver` is
-        asked, and may change the arguments."""
+        asked, and may change the arguments. An empty `parent_message` is the beginning of the chat."""
         caller = caller or Caller()
         if chat is None:
             chat = self.chat or Principal(caller.principal, chats=self._parts.chat_names).default_chat

@@ -75,6 +75,11 @@ _NEAREST = """
     )
     SELECT manifest_id FROM above WHERE manifest_id IS NOT NULL LIMIT 1
 """
+_BEGINNING = """
+    SELECT id FROM manifest_rows WHERE chat_id = ? AND id < COALESCE((
+        SELECT MIN(id) FROM manifest_rows WHERE chat_id = ? AND source NOT IN ('edit', 'user_upload')
+    ), '~') ORDER BY id DESC LIMIT 1
+"""
 
 
 class Manifests:
@@ -120,8 +125,10 @@ class Manifests:
         return bool(await self._db.fetch("SELECT 1 FROM messages WHERE chat_id = ? AND id = ?", chat, message))
 
     async def find_by_message(self, chat: str, message: str) -> str | None:
-        """The manifest of a message, or of the nearest one above it that has one."""
-        rows = await self._db.fetch(_NEAREST, chat, message, chat)
+        """The manifest of a message, or of the nearest one above it that has one; without a name, of the beginning of
+        the chat: the last that a person made before anything else did."""
+        sql, *values = (_NEAREST, chat, message, chat) if message else (_BEGINNING, chat, chat)
+        rows = await self._db.fetch(sql, *values)
         return rows[0][0] if rows else None
 
     async def load_messages(self, chat: str, first: str, last: str) -> dict[str, str]:

@@ -91,15 +91,13 @@ class LargeResults(Extension):
         smaller = await self._versions.in_thread(_extract_large_parts, call, outcome, limit, saved)
         if not saved.files:
             return outcome
-        async with self._versions.hold(call.chat, call.caller.principal) as held:
+        async with self._versions.hold(call.chat, call.caller.principal, call) as held:
             before, after = await self._store(held, call, saved.files)
         pre = outcome.pre_manifest if call.target.access is Access.WRITE else before
         return replace(smaller, pre_manifest=pre, post_manifest=after)
 
     async def _store(self, held: HeldChat, call: Call, files: Sequence[_File]) -> tuple[str | None, str | None]:
         """Save the files as a version; return the versions before and after."""
-        if call.message is not None:
-            await held.switch(call.message, call.parent_message, call.caller.permission)
         before = await held.save("edit")  # a person's edits since then are not the tool's
         try:
             async with held.changing(call.id):

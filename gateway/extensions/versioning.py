@@ -60,8 +60,7 @@ class Versioning(Extension):
             pre, post = self._left.pop(call.id, (None, None))
             return outcome.replace(pre_manifest=pre, post_manifest=post)
         if call.message is not None:
-            async with self._versions.hold(call.chat, call.caller.principal) as files:
-                await _switch_message(files, call)
+            async with self._versions.hold(call.chat, call.caller.principal, call) as files:
                 version = files.head.manifest_id
                 outcome = await proceed(call)
         else:
@@ -75,8 +74,7 @@ class Versioning(Extension):
         return self._left.pop(call_id, None)
 
     async def _call_writer(self, call: Call, proceed: Proceed) -> Outcome:
-        async with self._versions.hold(call.chat, call.caller.principal) as files:
-            await _switch_message(files, call)
+        async with self._versions.hold(call.chat, call.caller.principal, call) as files:
             before = await files.save("edit")  # a person's edits since then are not the tool's
             if len(self._left) >= LEFT_LIMIT:  # an extension hid their errors from the record
                 self._left.clear()
@@ -228,8 +226,3 @@ def _select(tree: Tree, paths: tuple[str, ...]) -> Tree:
     names = [path.rstrip("/") for path in paths]
     files = {path: tree.files[path] for path in names if path in tree.files}
     return Tree(files, {path: tree.meta[path] for path in names if path in tree.meta})
-
-
-async def _switch_message(files: HeldChat, call: Call) -> None:
-    if call.message is not None:
-        await files.switch(call.message, call.parent_message, call.caller.permission)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import math
 import os
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -20,6 +20,7 @@ import anyio.from_thread
 import anyio.to_thread
 import orjson
 
+from gateway.calls import Call
 from gateway.db.chats import Chats, foreign_chat_error
 from gateway.db.manifests import Head, ManifestRow, Manifests
 from gateway.errors import Conflict, Forbidden, GatewayError, Invalid, NotFound
@@ -93,13 +94,9 @@ class OpenChat:
         self._swept.touch()
         now = time.time()
         leftovers = sweeping.remove_leftovers(self.folder, now - LEFTOVER_SECONDS)
-        swept = sweeping.sweep(self.blobs, _digests(patches), older_than, now)
+        needed = {digest for patch in patches for digest in orjson.loads(patch).values() if digest is not None}
+        swept = sweeping.sweep(self.blobs, needed, older_than, now)
         return replace(swept, temporary=swept.temporary + leftovers)
-
-
-def _digests(patches: Iterable[str]) -> set[str]:
-    """Return every digest that a patch adds: together, all blobs that any manifest needs."""
-    return {digest for patch in patches for digest in orjson.loads(patch).values() if digest is not None}
 
 
 log = logging.getLogger(__name__)
@@ -128,7 +125,8 @@ class Versions:
     """The versions of every chat. `hold` a chat to change its files or head; reading needs no lock.
 
     A call that switches to the files of another message needs the level to write, which `permission` allows at most.
-    Files `denied` by a rule and protected ones of an attached folder stay as they are."""
+    Files `denied` by a rule and protected ones of an attached folder stay as they are. A call waits for the files of
+    its chat inside `waiting`."""
 
     def __init__(
         self,
@@ -136,9 +134,11 @@ class Versions:
         chats: Chats,
         workspaces: Workspaces,
         permission: Permission = Permission.EXECUTE,
+        waiting: Callable[[Call], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.manifests = manifests
         self.permission = permission
+        self._waiting = waiting
         self.denied: Hides = hide_nothing
         self._chats = chats
         self._workspaces = workspaces
@@ -149,16 +149,19 @@ class Versions:
         self._threads = anyio.CapacityLimiter(8)
 
     @asynccontextmanager
-    async def hold(self, chat: str, principal: str) -> AsyncIterator[HeldChat]:
-        """Lock a chat's files, after recovery of what a killed holder left unfinished."""
+    async def hold(self, chat: str, principal: str, call: Call | None = None) -> AsyncIterator[HeldChat]:
+        """Lock a chat's files, after recovery of what a killed holder left unfinished; for a call that names its
+        message, switch to the files of that."""
         await self.require_owner(chat, principal)
         opened = await self._open_chat(chat)
         try:
-            async with opened.lock.held():
+            async with opened.lock.held(partial(self._waiting, call) if call else nullcontext):
                 held = HeldChat(self, opened, await self.manifests.head(chat))
                 await held.recover()
                 if await self.read_head(chat) != held.head.manifest_id:  # a holder was killed before it wrote the file
                     opened.write_head(held.head.manifest_id)
+                if call is not None and call.message is not None:
+                    await held.switch(call.message, call.parent_message, call.caller.permission)
                 yield held
         finally:
             self._old_heads.pop(chat, None)
@@ -208,7 +211,7 @@ class Versions:
         """Compare two trees of the chat."""
         opened = await self._open_chat(chat)
         cancelled = anyio.from_thread.check_cancelled
-        work = functools.partial(compare, limit=limit, check_cancelled=cancelled)
+        work = partial(compare, limit=limit, check_cancelled=cancelled)
         return await self.in_thread(work, old, new, opened.blobs.open, selection)
 
     async def read_head(self, chat: str) -> str | None:
@@ -274,7 +277,7 @@ class Versions:
         return sum(opened.blobs.taken for opened in self._open.values())
 
     async def in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        return await anyio.to_thread.run_sync(functools.partial(function, *arguments), limiter=self._threads)
+        return await anyio.to_thread.run_sync(partial(function, *arguments), limiter=self._threads)
 
     async def _open_chat(self, chat: str) -> OpenChat:
         opened = self._open.get(chat)
@@ -324,10 +327,9 @@ class HeldChat:
         if self.head.materializing is not None:
             await self._store_branch("interrupted")
             await self._materialize(self.head.materializing or None)
-        interrupted = await self._versions.in_thread(_read, opened.running)
-        if interrupted is None:
+        if not opened.running.exists():
             return
-        call, _, until = interrupted.partition("\n")
+        call, _, until = (await self._versions.in_thread(opened.running.read_text)).partition("\n")
         review = await self.review(Index()) if until else None
         if review is not None and review.existing:
             since = (await self._versions.in_thread(opened.running.stat)).st_mtime
@@ -451,15 +453,20 @@ class HeldChat:
         return await self._materialize(row.id)
 
     async def switch(self, message: str, parent: str | None, level: Permission = Permission.EXECUTE) -> None:
-        """Switch to the files of a message: continue at the head, or branch from an earlier message. Refused if the
-        `level` of the caller does not allow that change."""
+        """Switch to the files of a message: continue at the head, or branch from an earlier message or, where `parent`
+        is empty, from the beginning of the chat. Refused if the `level` of the caller does not allow that change."""
         chat = self._opened.chat
         if message == self.head.message_id:
             return
         known = await self._manifests.knows_message(chat, message)
         base = message if known else parent
         goes_on = base is None or base == self.head.message_id
-        above = parent if parent is not None else self.head.message_id
+        if parent and not (goes_on or known or await self._manifests.knows_message(chat, parent)):
+            # such as a person's, which makes no call: it has the files as they are, also for another try after it
+            now = await self.save("edit")
+            await self._manifests.store_message(chat, parent, now and self.head.message_id, now)
+            goes_on = True
+        above = (parent or None) if parent is not None else self.head.message_id
         target = None if goes_on else await self._manifests.find_by_message(chat, str(base))
         if not goes_on and Permission.READ_ONLY in (level, self._versions.permission):
             await self.save("edit")
@@ -591,10 +598,3 @@ class HeldChat:
         self._opened.manifest, self._opened.tree = manifest, tree
         self._opened.write_head(manifest)
         self.head = Head(manifest, message or self.head.message_id)
-
-
-def _read(note: Path) -> str | None:
-    try:
-        return note.read_text()
-    except FileNotFoundError:
-        return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, closing, nullcontext
 from pathlib import Path
 
 import anyio
@@ -32,11 +32,21 @@ class ChatLock:
         self._tasks = anyio.Lock(fast_acquire=True)
 
     @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        async with self._tasks:
+    async def held(self, waiting: Callable[[], AbstractContextManager[object]] = nullcontext) -> AsyncIterator[None]:
+        """Be alone with the chat's files; where others are, wait inside `waiting`."""
+        if self._tasks.locked():
+            with waiting():
+                await self._tasks.acquire()
+        else:
+            self._tasks.acquire_nowait()
+        try:
             with closing(FileLock(self._path)) as lock:
-                await lock.acquire()
+                if not lock.try_acquire():
+                    with waiting():
+                        await lock.acquire()
                 yield
+        finally:
+            self._tasks.release()
 
 
 class Workspaces:

@@ -187,3 +187,27 @@ async def test_edit_branch_switch_diff_and_undo_change_the_files_and_are_notifie
     assert await road.read(uri) == "one\n"
     history = await value(road.client, "workspace_history", {}, road.chat)
     assert [each["source"] for each in history["versions"]].count("tool_run") == 3
+
+
+@pytest.mark.promise("T2")
+async def test_a_chat_whose_messages_of_a_person_call_no_tools_keeps_its_files_and_begins_anew_when_asked(
+    road: Road,
+) -> None:
+    async def at(message: str, parent: str, name: str, **arguments: Any) -> None:
+        keys = {"chat": road.chat, "message": message, "parent_message": parent}
+        meta: Any = {f"dev.toolgate/{key}": named for key, named in keys.items()}
+        result = await road.client.call_tool(name, arguments, meta=meta)
+        assert isinstance(result, types.CallToolResult) and not result.is_error, result.content
+
+    def names() -> set[str]:
+        return {path.name for path in road.folder.iterdir()}
+
+    await at("answer-1", "question-1", "write_file", path="a.txt", content="1")
+    await at("answer-2", "question-2", "write_file", path="b.txt", content="2")
+    assert names() == {"a.txt", "b.txt"}
+    await at("answer-2-again", "question-2", "write_file", path="c.txt", content="3")
+    assert names() == {"a.txt", "c.txt"}
+    await at("answer-1-anew", "", "list_directory")
+    assert names() == set()
+    await at("answer-2", "question-2", "list_directory")
+    assert names() == {"a.txt", "b.txt"}

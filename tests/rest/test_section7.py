@@ -223,6 +223,21 @@ def test_get_workspace_manifest_is_that_of_a_message(rest: Rest, chat: str) -> N
     assert rest.refused("GET", f"/api/chats/{chat}/manifest?message_id=m9", 404)["code"] == "MESSAGE_NOT_FOUND"
 
 
+def test_a_parent_message_that_is_null_is_not_named_and_an_empty_one_is_the_beginning(rest: Rest, chat: str) -> None:
+    def files(message: str, **parent: str | None) -> set[str]:
+        body = {"chat": chat, "message_id": message, **{f"parent_{key}": named for key, named in parent.items()}}
+        listed = rest.ok("POST", "/api/tools/list_directory/invoke", json=body)["value"]["entries"]
+        return {entry["name"] for entry in listed}
+
+    write = {"args": {"path": "a.txt", "content": "1"}, "chat": chat, "message_id": "m1"}
+    rest.ok("POST", "/api/tools/write_file/invoke", json=write)
+    assert files("m2", message_id=None) == files("m3", message_id="a question") == {"a.txt"}
+    assert files("m1-again", message_id="") == set()
+    with rest.stream("POST", f"/api/chats/{chat}/stream", json=write | {"parent_message_id": "", "tool": "read_file"}):
+        pass
+    assert files("m3") == {"a.txt"}
+
+
 # 7.4 stream and get_available_tools
 
 

@@ -167,7 +167,7 @@ async def test_retrying_from_an_earlier_message_branches_and_switching_back_rest
         assert files(tmp_path) == {"a.txt": "2"}
         head = await open_gateway.versions.manifests.head("c")
         assert head.message_id == "m3"
-        missing = await open_gateway.call("read_file", {"path": "a.txt"}, chat="c", message="m0", parent_message="none")
+        missing = await open_gateway.call("read_file", {"path": "a.txt"}, chat="c", message="m0", parent_message="")
         assert missing.error is not None and missing.error.code == "FILE_NOT_FOUND"
         await open_gateway.call("list_directory", {"path": "."}, chat="c", message="m2b")
         assert files(tmp_path) == {"a.txt": "1", "b.txt": "other"}
@@ -177,10 +177,57 @@ async def test_edits_by_hand_stay_with_the_message_at_which_they_were_made(tmp_p
     async with gateway(tmp_path) as open_gateway:
         await write(open_gateway, "a.txt", "1", message="m1")
         (tmp_path / "chats/c/workspace/a.txt").write_text("mine")
-        await write(open_gateway, "b.txt", "x", message="m0b", parent_message="nothing before")
+        await write(open_gateway, "b.txt", "x", message="m0b", parent_message="")
         assert files(tmp_path) == {"b.txt": "x"}
         await open_gateway.call("list_directory", {"path": "."}, chat="c", message="m1")
         assert files(tmp_path) == {"a.txt": "mine"}
+
+
+async def test_a_parent_message_that_made_no_call_has_the_files_as_they_are_and_a_retry_gets_them_again(
+    tmp_path: Path,
+) -> None:
+    async with gateway(tmp_path) as open_gateway:
+        await write(open_gateway, "a.txt", "1", message="answer 1", parent_message="question 1")
+        (tmp_path / "chats/c/workspace/mine.txt").write_text("by hand")
+        await write(open_gateway, "a.txt", "2", message="answer 2", parent_message="question 2")
+        assert files(tmp_path) == {"a.txt": "2", "mine.txt": "by hand"}
+        seen = await open_gateway.call(
+            "read_file", {"path": "a.txt"}, chat="c", message="answer 3", parent_message="question 3"
+        )
+        assert seen.value["content"] == "2"
+        await write(open_gateway, "b.txt", "x", message="answer 2 again", parent_message="question 2")
+        assert files(tmp_path) == {"a.txt": "1", "mine.txt": "by hand", "b.txt": "x"}
+        for message in ("answer 2", "answer 3", "question 3"):
+            await open_gateway.call("list_directory", {"path": "."}, chat="c", message=message)
+            assert files(tmp_path) == {"a.txt": "2", "mine.txt": "by hand"}, message
+        await open_gateway.call("list_directory", {"path": "."}, chat="c", message="x", parent_message="question 1")
+        assert files(tmp_path) == {}, "the chat had no files when its first question was named"
+
+
+async def test_an_unknown_parent_message_in_a_chat_whose_files_were_undone_brings_none_back(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as open_gateway:
+        await write(open_gateway, "a.txt", "1", message="m1")
+        await open_gateway.call("list_directory", {"path": "."}, chat="c", message="m2", parent_message="m1")
+        await checkout(open_gateway, None)
+        await write(open_gateway, "b.txt", "2", message="m4", parent_message="m3")
+        assert files(tmp_path) == {"b.txt": "2"}
+        await open_gateway.call("list_directory", {"path": "."}, chat="c", message="m5", parent_message="m3")
+        assert files(tmp_path) == {}
+
+
+async def test_the_beginning_of_a_chat_has_what_a_person_put_there_before_the_first_call(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "a.txt").write_text("mine")
+    async with gateway(tmp_path / "data", workspace=project) as open_gateway:
+        change: dict[str, Any] = {"path": "a.txt", "content": "1"}
+        assert (await open_gateway.call("write_file", change, message="m1")).ok
+        left = await open_gateway.call("write_file", change | {"path": "b.txt"}, message="m2", parent_message="m1")
+        assert left.ok
+        assert (await open_gateway.call("list_directory", message="m1b", parent_message="")).ok
+        assert {path.name: path.read_text() for path in project.iterdir()} == {"a.txt": "mine"}
+        assert (await open_gateway.call("list_directory", message="m2")).pre_manifest == left.post_manifest
+        assert {path.name for path in project.iterdir()} == {"a.txt", "b.txt"}
 
 
 async def test_parallel_writes_to_one_chat_are_all_kept(tmp_path: Path) -> None:

@@ -95,9 +95,9 @@ class VersionsAgree(RuleBasedStateMachine):
 
     @rule(target=messages, data=st.data())
     def branch(self, data: st.DataObject) -> str:
-        """A new message after a known one, after one that is not known, or just after the last."""
-        parent = data.draw(st.sampled_from([None, "unknown", *sorted(self.own)]))
+        """A new message after a known one, after one that is not known, at the beginning, or just after the last."""
         self.count += 1
+        parent = data.draw(st.sampled_from([None, "", f"p{self.count}", *sorted(self.own)]))
         message = f"m{self.count}"
         self.switch_to(message, parent)
         return message
@@ -117,9 +117,11 @@ class VersionsAgree(RuleBasedStateMachine):
         if message == self.leaf:
             return
         base = message if message in self.own else parent
+        if base and base not in self.own:
+            self.own[base], self.parents[base], base = self.head, self.leaf if self.head else None, None
         if message not in self.own:
-            above = self.parents[message] = parent if parent is not None else self.leaf
-            self.own[message] = self.head if above is None else None
+            above = self.parents[message] = (parent or None) if parent is not None else self.leaf
+            self.own[message] = self.head if above is None and base is None else None
         if base is not None and base != self.leaf:
             self.head = self.nearest(base)
             self.disk = dict(self.kept[self.head])

@@ -37,7 +37,7 @@ from gateway.serve.rest.endpoint import (
     make_page,
     slice_page,
 )
-from gateway.serve.rest.tools import CALL_ERRORS, Chat, MessageId, build_call, describe_outcome
+from gateway.serve.rest.tools import CALL_ERRORS, Chat, MessageId, ParentMessageId, build_call, describe_outcome
 from gateway.tasks import TaskSet
 
 _HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
@@ -419,7 +419,7 @@ class StreamBody(RequestModel):
     tool: Annotated[str, Field(min_length=1, max_length=200, description="The id or name of a tool.")]
     args: dict[str, JsonValue] = {}
     message_id: MessageId | None = None
-    parent_message_id: MessageId | None = None
+    parent_message_id: ParentMessageId | None = None
 
 
 class ResumeQuery(RequestModel):

@@ -38,6 +38,7 @@ _FORMATS: Mapping[str, Callable[[str, Tool], dict[str, Any]]] = {
 
 Chat = Annotated[str, Field(min_length=1, max_length=CHAT_LIMIT)]
 MessageId = Annotated[str, Field(min_length=1, max_length=200)]
+ParentMessageId = Annotated[str, Field(max_length=200, description="Empty for the first message of a conversation.")]
 
 
 class ToolSummary(AnswerModel):
@@ -143,7 +144,7 @@ class InvokeBody(RequestModel):
     args: dict[str, JsonValue] = {}
     chat: Chat | None = None
     message_id: MessageId | None = None
-    parent_message_id: MessageId | None = None
+    parent_message_id: ParentMessageId | None = None
 
 
 class InvokeAnswer(AnswerModel):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Annotated
 
 import anyio
@@ -221,14 +221,10 @@ async def workspace_branch(
         return _restore_result(previous, files, what)
 
 
-@asynccontextmanager
-async def _lock_chat(context: VersionContext) -> AsyncIterator[HeldChat]:
+def _lock_chat(context: VersionContext) -> AbstractAsyncContextManager[HeldChat]:
     """Lock the chat's files and switch to the version of the call's message."""
     call = context.call
-    async with context.versions.hold(call.chat, call.caller.principal) as files:
-        if call.message is not None:
-            await files.switch(call.message, call.parent_message, call.caller.permission)
-        yield files
+    return context.versions.hold(call.chat, call.caller.principal, call)
 
 
 async def _switch_to_message(context: VersionContext) -> None:

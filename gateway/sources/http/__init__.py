@@ -225,9 +225,7 @@ class HttpRunner:
                 _refuse_hidden(path, hides, call)
             file.flush()
             # Only now: other calls do not wait for the chat's files while a slow server responds.
-            async with self._versions.hold(call.chat, call.caller.principal) as files:
-                if call.message is not None:
-                    await files.switch(call.message, call.parent_message, call.caller.permission)
+            async with self._versions.hold(call.chat, call.caller.principal, call) as files:
                 before = await files.save("edit")
                 with anyio.CancelScope(shield=True):
                     try:

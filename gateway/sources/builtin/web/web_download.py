@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Annotated, BinaryIO, cast
 
 import anyio
@@ -20,7 +18,6 @@ from gateway.text import count_bytes
 from gateway.tools import Access, Permission
 from gateway.workspace import Parts, parse, show_path
 from gateway.workspace.unversioned import UnversionedFiles, find_unversioned
-from gateway.workspace.versions import HeldChat
 
 FILE_BYTES = 64 * 1024 * 1024
 
@@ -81,7 +78,7 @@ async def web_download(
             download = await save(client, url, file, limits=limits, headers=headers, progress=context.call.progress)
         file.flush()
         # Only now: other calls do not wait for the chat's files while a slow server responds.
-        async with _lock_chat(context) as files:
+        async with context.versions.hold(context.call.chat, context.call.caller.principal, context.call) as files:
             before = await files.save("edit")
             unversioned = await anyio.to_thread.run_sync(_find_unversioned, context, parts)
             if unversioned.files and unversioned.kept:
@@ -126,12 +123,3 @@ def _write(context: WebContext, parts: Parts, file: BinaryIO, size: int, create_
         else:  # nobody agreed to overwrite: a file created since the question is kept
             root.create(parts, content)
     return existing is None
-
-
-@asynccontextmanager
-async def _lock_chat(context: WebContext) -> AsyncIterator[HeldChat]:
-    call = context.call
-    async with context.versions.hold(call.chat, call.caller.principal) as files:
-        if call.message is not None:
-            await files.switch(call.message, call.parent_message, call.caller.permission)
-        yield files
