@@ -160,7 +160,8 @@ class GatewayParts:
         self._permission = settings.effective_profile().permission
         self.rate_limit = RateLimit(self.categories, settings.limits.calls_per_minute, table=self._open_rate_table)
         self.workspaces = Workspaces(settings.data_dir, attached_folders(settings))
-        self.versions = Versions(self.manifests, self.chats, self.workspaces, self._permission)
+        wait = self.concurrency.wait_for_files
+        self.versions = Versions(self.manifests, self.chats, self.workspaces, self._permission, wait)
         hides: HidesFor = lambda tool: self.executor.hides(tool)  # noqa: E731 - the executor is built below
         self.builtins = builtin_source(
             settings, self.workspaces, self.versions, hides, lambda name: self.categories[name]

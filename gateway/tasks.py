@@ -8,6 +8,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from functools import partial
 from typing import Any, Self
 from weakref import ref
 
@@ -123,6 +124,12 @@ class SharedTimer:
 
     def remove(self, key: Hashable) -> None:
         self._deadlines.pop(key, None)
+
+    def suspend(self, key: Hashable) -> Callable[[], None] | None:
+        """Remove a deadline; return a function that sets it again, with all of the timer's seconds. None if there is
+        none."""
+        deadline = self._deadlines.pop(key, None)
+        return None if deadline is None else partial(self.add, key, deadline[1], *deadline[2])
 
     def take(self, key: Hashable) -> tuple[Any, ...] | None:
         """Remove a deadline and return the arguments of its callback; None if there is none."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from gateway.calls import ANSWER_SECONDS, Call, Outcome, Proceed, Progress, no_progress
@@ -24,10 +24,15 @@ QUEUE_FACTOR = 16
 CANCEL_SECONDS = 2.0
 
 
+_End = Literal["silent", "total", "unanswered", "files"]
+
+
 class Concurrency(Extension):
     """Gives each call a slot and a deadline. Slots are counted per owner of tools, so that a slow upstream uses up only
     its own. Each progress report of the tool puts the deadline off, until the call has run for `total` seconds, and
-    while an upstream's question waits for its answer, `ANSWER_SECONDS` at most, the deadline stands still.
+    while an upstream's question waits for its answer, `ANSWER_SECONDS` at most, the deadline stands still. It measures
+    what the tool does: waiting for a slot, or for the files of the chat while other calls have them, is limited to
+    `total` seconds alone.
 
     A tool of steps takes no slot, since its steps take their own, and has `total` seconds unless it declares a timeout:
     a step may wait for a person."""
@@ -57,10 +62,7 @@ class Concurrency(Extension):
             if slots.free:
                 slots.free -= 1
             else:
-                await self._wait(call, _Run(), slots.wait())
-                if self.stopping:  # since it waits
-                    slots.release()  # type: ignore[unreachable]
-                    raise _stopping_error()
+                await self._wait_for_slot(call, slots)
         timer, total = self._timers.get(limit) or self._make_timer(limit), None
         run = _Run()
         run.loop = timer.loop
@@ -96,7 +98,42 @@ class Concurrency(Extension):
             raise Timeout(f"{tool.id}: a question was not answered within {ANSWER_SECONDS:g} s", limit=ANSWER_SECONDS)
         if run.ended == "silent":
             raise _timeout_error(tool, limit)
+        if run.ended == "files":
+            raise _wait_error(tool, self._total, f"the files of chat {call.chat!r}, which other calls were using")
         raise _cancelled_error(tool, run)
+
+    @contextmanager
+    def wait_for_files(self, call: Call) -> Iterator[None]:
+        """Enclose the time in which a call waits for the files of its chat. Its deadlines stand still meanwhile, and
+        those of the calls that it is a step of."""
+        runs = [(each.id, run) for each in _with_parents(call) if (run := self._runs.get(each.id)) is not None]
+        for _, run in runs:
+            if not run.waits:
+                run.suspended = [again for timer in self._timers.values() if (again := timer.suspend(run))]
+            run.waits += 1
+        bound, own = self._timers.get(self._total) or self._make_timer(self._total), self._runs.get(call.id)
+        if own is not None:
+            bound.add(own, own.time_out, "files")
+        try:
+            yield
+        finally:
+            bound.remove(own)
+            for call_id, run in runs:
+                run.waits -= 1
+                if not run.waits and self._runs.get(call_id) is run:  # it may have ended meanwhile
+                    for again in run.suspended:
+                        again()
+
+    async def _wait_for_slot(self, call: Call, slots: _Slots) -> None:
+        run, bound = _Run(), self._timers.get(self._total) or self._make_timer(self._total)
+        bound.add(run, run.exceed_total)
+        try:
+            await self._wait(call, run, slots.wait())
+        finally:
+            bound.remove(run)
+        if self.stopping:  # since it waits
+            slots.release()
+            raise _stopping_error()
 
     async def pause(self, call: Call, seconds: float) -> bool:
         """Wait between two attempts of a call, without a slot; False as soon as the gateway is stopping."""
@@ -114,6 +151,8 @@ class Concurrency(Extension):
             self._runs.pop(call.id, None)
             if self._empty is not None and not self._runs:
                 self._empty.set()
+        if run.cancelled_caught and run.ended == "total":
+            raise _wait_error(call.target, self._total, f"one of the {self._concurrency} slots of limits.concurrency")
         if run.cancelled_caught:
             raise _cancelled_error(call.target, run)
 
@@ -185,10 +224,12 @@ class Concurrency(Extension):
 class _Run(CallScope):
     """A running call that can be cancelled."""
 
-    ended: Literal["silent", "total", "unanswered"] | None = None
+    ended: _End | None = None
     cancelled_by: str | None = None
+    waits = 0  # of it and its steps, for files
+    suspended: Sequence[Callable[[], None]] = ()  # set its deadlines again
 
-    def time_out(self, reason: Literal["silent", "total", "unanswered"] = "silent") -> None:
+    def time_out(self, reason: _End = "silent") -> None:
         if not self.cancel_called:
             self.ended = reason
         self.cancel()
@@ -208,6 +249,13 @@ def _extend(progress: Progress, timer: SharedTimer, run: _Run) -> Progress:
         await progress(done, total, message)
 
     return report
+
+
+def _with_parents(call: Call | None) -> Iterator[Call]:
+    """Yield a call, the one that it is a step of, and so on."""
+    while call is not None:
+        yield call
+        call = call.parent
 
 
 def _stopping_error() -> Unavailable:
@@ -231,6 +279,10 @@ def _timeout_error(tool: Tool, limit: float, setting: str | None = None) -> Time
             setting = f"mcpServers.{tool.owner}.timeout"
         message += " without a progress report"
     return Timeout(f"{message}; raise {setting}", limit=limit, setting=setting)
+
+
+def _wait_error(tool: Tool, limit: float, what: str) -> Timeout:
+    return Timeout(f"{tool.id} waited {limit:g} s for {what}; call again later", limit=limit)
 
 
 class _Slots:

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from clock import Clock
 from eventually import TIMEOUT, async_eventually
 
 from gateway.calls import LOCAL, Call, Caller, ClientInfo, Outcome
@@ -269,21 +270,6 @@ async def test_call_that_exceeds_its_timeout_ends_with_an_error_that_names_the_s
     assert await error(other) == "TIMEOUT: web:prompts/get took longer than 0.01 s"
 
 
-class Clock:
-    """The clock of the event loop, moved on by hand."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._moved = 0.0
-        loop = asyncio.get_running_loop()
-        real = loop.time
-        patch.setattr(loop, "time", lambda: real() + self._moved)
-
-    async def move(self, seconds: float) -> None:
-        self._moved += seconds
-        for _ in range(3):  # timers run, then tasks they cancel
-            await asyncio.sleep(0)
-
-
 @pytest.mark.promise("X2")
 @pytest.mark.parametrize("asked", [True, False], ids=["asked", "toolset"])
 async def test_progress_puts_the_deadline_of_a_call_off_up_to_the_total(
@@ -315,6 +301,24 @@ async def test_progress_puts_the_deadline_of_a_call_off_up_to_the_total(
     await clock.move(61)
     assert str((await working).error) == "TIMEOUT: echo took longer than 3600 s; raise limits.total_timeout"
     assert reports == ([(minute, 60, "on") for minute in range(59)] if asked else [])
+
+
+@pytest.mark.promise("X2")
+async def test_call_that_waits_too_long_for_a_slot_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, release, gate = Clock(monkeypatch), anyio.Event(), Concurrency(1, timeout=120, total=3600)
+    run = holding(gate, release)
+    first = asyncio.ensure_future(run(call(Tool("echo", "", timeout=7200))))
+    second = asyncio.ensure_future(run(call(Tool("echo", ""))))
+    await async_eventually(lambda: gate.queued == 1)
+    await clock.move(3500)
+    assert not second.done()
+    await clock.move(200)
+    assert str((await second).error) == (
+        "TIMEOUT: echo waited 3600 s for one of the 1 slots of limits.concurrency; call again later"
+    )
+    release.set()
+    assert code(await first) == "OK"
+    assert await all_slots_are_free(gate, 1)
 
 
 @pytest.mark.promise("X2")
