@@ -197,8 +197,8 @@ async def find_tool_id(
 
 
 async def put_tool(gateway: Gateway, bundle_id: str, slug: str, version: str, values: Mapping[str, Any]) -> BundleTool:
-    """Add a tool, declared as in `toolset.yaml`, to a bundle; `Conflict` when the bundle has that slug and version.
-    Variables it refers to besides its arguments become secrets of the toolset."""
+    """Add a tool, declared as in `toolset.yaml`, to a bundle; `Conflict` when the bundle has that slug and version, or
+    the gateway as many tools as it may. Variables it refers to besides its arguments become secrets of the toolset."""
     toolset = await _open_bundle(gateway, bundle_id)
 
     def add(now: InstalledToolset) -> Toolset:
@@ -214,6 +214,8 @@ async def put_tool(gateway: Gateway, bundle_id: str, slug: str, version: str, va
         declared["tools"] = [*declared.get("tools", ()), tool.model_dump(mode="json", exclude_defaults=True)]
         return _validate(declared)
 
+    if values.get("enabled", True):
+        _require_room(gateway)
     await gateway.toolsets.library.edit(toolset.id, add)
     await gateway.reload()
     return await find_tool(gateway, bundle_id, slug, version)
@@ -222,7 +224,10 @@ async def put_tool(gateway: Gateway, bundle_id: str, slug: str, version: str, va
 async def enable_tool(gateway: Gateway, bundle_id: str, slug: str, version: str, enabled: bool) -> BundleTool:
     """Turn one tool on or off; all that may change of a builtin."""
     _require_enabled(await find_bundle(gateway, bundle_id))
-    await switches.enable_tool(gateway, await find_tool_id(gateway, bundle_id, slug, version), enabled)
+    tool_id = await find_tool_id(gateway, bundle_id, slug, version)
+    if enabled and gateway.catalog.get(tool_id) is None:
+        _require_room(gateway)
+    await switches.enable_tool(gateway, tool_id, enabled)
     await gateway.reload()
     return await find_tool(gateway, bundle_id, slug, version)
 
@@ -414,6 +419,15 @@ async def _open_bundle(gateway: Gateway, bundle_id: str) -> InstalledToolset:
 def _require_enabled(bundle: BundleInfo) -> None:
     if not bundle.is_enabled:
         raise Conflict(f"the bundle {bundle.slug!r} is off; turn it on first", code="BUNDLE_DISABLED")
+
+
+def _require_room(gateway: Gateway) -> None:
+    limit = gateway.settings.limits.tools
+    if len(gateway.catalog) >= limit:
+        message = (
+            f"the gateway has {limit} tools, as many as limits.tools allows; turn one off first, or raise the limit"
+        )
+        raise Conflict(message, code="TOO_MANY_TOOLS", limit=limit)
 
 
 def _check_own(gateway: Gateway, toolset: InstalledToolset) -> None:

@@ -179,6 +179,28 @@ def test_patch_changes_nothing_of_a_tool_but_its_switch(api: BundleClient, bundl
     assert error_code(api.patch(tool_path(bundle, "other"), json={"isEnabled": True}), 404) == "UNKNOWN_TOOL"
 
 
+@row("tool-put", "tool-patch")
+@pytest.mark.promise("B2")
+def test_a_tool_above_the_number_that_the_settings_allow_is_refused_until_another_goes(
+    api: BundleClient, tmp_path: Path
+) -> None:
+    limit = sum(tool["isBuiltIn"] for tool in api.every("/tools/tools")) + 1
+    with serve_bundles(tmp_path, settings=f"limits: {{tools: {limit}}}\n") as full:
+        bundle = full.put_bundle()["id"]
+        assert full.put_tool(bundle, "first")["name"]
+        refused = full.put(tool_path(bundle, "second"), json=SHELL)
+        assert error_code(refused, 409) == "TOO_MANY_TOOLS"
+        assert refused.json()["error"]["message"] == (
+            f"the gateway has {limit} tools, as many as limits.tools allows; turn one off first, or raise the limit"
+        )
+        assert error_code(full.get(tool_path(bundle, "second")), 404) == "UNKNOWN_TOOL"
+        assert full.put_tool(bundle, "second", isEnabled=False)["name"] is None
+        assert error_code(full.patch(tool_path(bundle, "second"), json={"isEnabled": True}), 409) == "TOO_MANY_TOOLS"
+        assert full.patch(tool_path(bundle, "first"), json={"isEnabled": True}).json()["name"], "it is on already"
+        assert full.delete(tool_path(bundle, "first")).status_code == 204
+        assert full.patch(tool_path(bundle, "second"), json={"isEnabled": True}).json()["name"]
+
+
 @row("tool-delete")
 @pytest.mark.promise("B2")
 def test_a_deleted_tool_is_gone_for_good_and_can_be_put_anew(api: BundleClient, bundle: str) -> None:

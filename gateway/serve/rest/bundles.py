@@ -239,7 +239,11 @@ async def delete_bundle(request: RestRequest, bundle_id: BundleId) -> object:
 async def put_bundle_tool(
     request: RestRequest, bundle_id: BundleId, slug: Slug, version: Version, body: ToolBody
 ) -> object:
-    """Add a tool to a bundle; refused with 409 when the bundle has that slug and version"""
+    """Add a tool to a bundle
+
+    Refused with 409 when the bundle has that slug and version, and when the gateway has as many tools as `limits.tools`
+    allows and the tool is not off.
+    """
     tool = await bundles.put_tool(request.gateway, bundle_id, slug, version, _to_declaration(body))
     return _describe(request, tool)
 
