@@ -60,6 +60,20 @@ async def test_a_post_request_is_sent_once_a_person_agrees(tmp_path: Path, era: 
     assert sent == ['application/json {"a": 1}']
 
 
+@pytest.mark.promise("C3")
+@pytest.mark.parametrize("era", [MODERN, HANDSHAKE])
+async def test_a_post_request_that_a_rule_allows_is_sent_without_a_question(tmp_path: Path, era: str) -> None:
+    with echo() as (port, sent):
+        web: dict[str, Any] = {"allowed_hosts": [f"127.0.0.1:{port}"], "allow_private": True}
+        rule = {"tool": "web_fetch", "when": {"arguments": {"url": f"http://127.0.0.1:{port}/*"}}, "then": "allow"}
+        directory, person = settled(tmp_path, {"web": web, "approval": {"rules": [rule]}}), Person([])
+        async with visiting(directory, era, person, directory / "data") as visit:
+            arguments = {"url": f"http://127.0.0.1:{port}/", "method": "POST", "body": "a"}
+            assert (await value(visit.client, "web_fetch", arguments))["body"] == "got a"
+        assert not person.questions
+    assert [each.rpartition(" ")[2] for each in sent] == ["a"]
+
+
 @pytest.mark.promise("C1")
 @pytest.mark.parametrize("era", [MODERN, HANDSHAKE])
 async def test_plain_words_find_the_best_files_and_follow_restored_versions(tmp_path: Path, era: str) -> None:

@@ -155,6 +155,17 @@ async def test_there_is_no_network(client: ToolClient) -> None:
     assert "Error" in value["stderr"]
 
 
+async def test_code_may_use_the_loopback_of_its_own_network(tmp_path: Path) -> None:
+    code = """
+import socket, threading
+server = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=lambda: server.accept()[0].sendall(b"hello"), daemon=True).start()
+print(socket.create_connection(server.getsockname(), 30).recv(5).decode())
+"""
+    async with open_client(tmp_path, "bwrap") as client:  # only there a program has one
+        assert (await python(client, code))["stdout"] == "hello\n"
+
+
 async def test_what_takes_too_long_is_ended_and_what_it_said_is_kept(client: ToolClient) -> None:
     for run, code in (
         (python, "print('begun')\nwhile True: pass"),

@@ -211,6 +211,43 @@ async def test_shell_tools_get_arguments_as_data(gateway: Gateway, tmp_path: Pat
     assert missing.error.code == "PROGRAM_NOT_FOUND"
 
 
+@pytest.mark.promise("X4")
+async def test_a_shell_tool_of_one_text_with_a_safe_dash_runs_as_written(gateway: Gateway, tmp_path: Path) -> None:
+    manifest = dedent(
+        """
+        id: sh
+        name: Shell
+        version: 1.0.0
+        tools:
+          - {id: add, type: shell, command: "expr {left} + {right}", dash_safe: [left]}
+          - {id: drop, type: shell, command: "rm {path}"}
+        """
+    )
+    await install(gateway, write_toolset(tmp_path / "sh", manifest))
+    assert (await gateway.call("sh:add", {"left": "-1", "right": "3"}, chat="c")).value["stdout"] == "2\n"
+    refused = await gateway.call("sh:add", {"left": "1", "right": "-3"}, chat="c")
+    assert refused.error is not None and "name it in 'dash_safe'" in refused.error.message
+    for name in ("a; rm b", "b"):
+        await gateway.call("write_file", {"path": name, "content": ""}, chat="c")
+    assert (await gateway.call("sh:drop", {"path": "a; rm b"}, chat="c")).ok
+    assert [path.name for path in (gateway.settings.data_dir / "chats/c/workspace").iterdir()] == ["b"]
+
+
+@pytest.mark.promise("B4")
+@pytest.mark.parametrize(("prefix", "name"), [("x", "x__second"), ("", "second")])
+async def test_a_toolset_chooses_the_prefix_of_its_tools(
+    gateway: Gateway, tmp_path: Path, prefix: str, name: str
+) -> None:
+    folder = write_toolset(tmp_path / "lab", MANIFEST.replace("tools:", f"prefix: '{prefix}'\ntools:"), code=CODE)
+    await install(gateway, folder)
+    server = McpServer(Handlers(gateway.executor, gateway.versions, "c"))
+    async with Client(server.sdk) as client:
+        assert name in {tool.name for tool in (await client.list_tools()).tools}
+        [block] = (await client.call_tool(name)).content
+        assert isinstance(block, types.TextContent) and block.text == "2"
+    assert (await gateway.call("lab:second")).value == 2
+
+
 LEVELS = dedent(
     """
     id: levels
