@@ -28,10 +28,10 @@ from gateway.errors import Forbidden, Invalid, NotFound
 from gateway.executor import Executor
 from gateway.tools import LIST_RESOURCES, READ_RESOURCE, WRITE_RESOURCE, Tool, denied_only
 from gateway.value import Value
-from gateway.workspace import Entry, Parts, Root, parse
+from gateway.workspace import Entry, Parts, Root, parse, show_path
 from gateway.workspace.blobs import CHUNK
 from gateway.workspace.history import Version
-from gateway.workspace.protected import is_protected, spare_protected
+from gateway.workspace.protected import make_protected_check, spare_protected
 from gateway.workspace.tree import EXECUTABLE, LINK, Tree, changes, diff, encode
 from gateway.workspace.versions import Versions
 from gateway.workspace.walk import ANY_DEPTH
@@ -90,9 +90,9 @@ class ChatFiles:
         self._hides = gateway.executor.hides(READ_RESOURCE)
         # A person restores: what rules would ask about is brought back, too.
         self._denied = denied_only(gateway.executor.hides(WRITE_RESOURCE))
-        self._protects = by_model and self._versions.is_attached(chat)
-        if self._protects:
-            self._denied = spare_protected(self._denied)
+        self._protected_folder = self._versions.attached_folder(chat) if by_model else None
+        if self._protected_folder is not None:
+            self._denied = spare_protected(self._protected_folder, self._denied)
 
     async def list_files(
         self, path: str = ".", *, manifest: str | None = None, recursive: bool = True, after: str = "", limit: int = 100
@@ -128,9 +128,6 @@ class ChatFiles:
         parts = parse(path)
         if not parts:
             raise Invalid("the path names no file")
-        if self._protects and is_protected("/".join(parts)):
-            message = f"{path!r} is a protected file of a person's folder; use write_file, which asks each time"
-            raise Forbidden(message, code="PROTECTED_FILE")
 
         async def work() -> FileWritten:
             async with self._versions.hold(self.chat, self._caller.principal) as files:
@@ -249,6 +246,10 @@ class ChatFiles:
             return FileContent(file, _size(file), _etag(root, parts) or "")
 
     def _replace(self, parts: Parts, content: bytes, check: Callable[[str | None], None]) -> tuple[bool, str]:
+        if self._protected_folder is not None and make_protected_check(self._protected_folder)("/".join(parts)):
+            path = show_path(parts)
+            message = f"{path!r} is a protected file of a person's folder; use write_file, which asks each time"
+            raise Forbidden(message, code="PROTECTED_FILE")
         with self._versions.root(self.chat) as root:
             before = _etag(root, parts)
             check(before)
@@ -267,7 +268,7 @@ class ChatFiles:
     ) -> Result:
         if used:
             await self._require_used()
-        if self._versions.is_attached(self.chat) and not self._admin:
+        if self._versions.attached_folder(self.chat) is not None and not self._admin:
             raise Forbidden("the files of an attached folder are changed by administrators only", code="ADMIN_REQUIRED")
         return await self._request(method, WRITE_RESOURCE, arguments, work)
 

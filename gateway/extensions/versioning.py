@@ -107,14 +107,15 @@ class Versioning(Extension):
         tool = call.target
         given = any(map(call.arguments.get, (*(tool.path_arguments or ()), tool.patch_argument or "")))
         names_files = tool.owner is None and given
-        return None if names_files or not self._versions.is_attached(call.chat) else await files.scan_ignored(alone)
+        watches = self._versions.attached_folder(call.chat) and not names_files
+        return await files.scan_ignored(alone) if watches else None
 
     async def _keep_unversioned(self, call: Call, files: HeldChat) -> UnversionedFiles:
         """Keep what a builtin may change or delete and no version has, so that it can be undone, too."""
         tool = call.target
         if tool.owner is not None or not (tool.path_arguments or tool.patch_argument):
             return UnversionedFiles()
-        attached = self._versions.is_attached(call.chat)
+        attached = self._versions.attached_folder(call.chat) is not None
         if not attached and not any(name in value for value in _read_targets(call) for name in NAMES):
             return UnversionedFiles()  # in a chat's own files, only packages are in no version
         with self._versions.root(call.chat) as root:
@@ -125,7 +126,9 @@ class Versioning(Extension):
 
     def _needs_review(self, call: Call) -> bool:
         """Return whether a toolset's or upstream's tool works in a person's own folder without consent."""
-        return not call.confirmed and call.target.owner is not None and self._versions.is_attached(call.chat)
+        if call.confirmed or call.target.owner is None:
+            return False
+        return self._versions.attached_folder(call.chat) is not None
 
     async def _call_reviewed(
         self, call: Call, proceed: Proceed, files: HeldChat, require_consent: RequireConsent, ignored: Index

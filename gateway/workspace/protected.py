@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -102,8 +102,9 @@ def find_protected(folder: Path) -> Protected:
     with open_folder(folder) as top:
         find_below(top, found, too_deep)
     whole = [each.path for each in found if each.whole]
-    for repository in [each.path for each in found if not each.whole]:
-        for path in _list_named_hooks(folder, repository):
+    repositories = {each.path.rpartition("/")[0] for each in found if each.path.lower().endswith(".git")}
+    for directory in sorted({"", *repositories}):
+        for path in _list_named_hooks(folder, directory):
             if not is_approved(whole, path) and (kind := _find_kind(folder, path)) is not None:
                 found.append(ProtectedFile(path, True, kind))
                 whole.append(path)
@@ -125,41 +126,69 @@ def find_protected(folder: Path) -> Protected:
 def find_named_hooks(folder: Path, paths: Sequence[str]) -> list[str]:
     """Return the paths that lie in, or contain, a directory which `core.hooksPath` names in a repository above them.
     Blocks."""
-    found = []
-    hooks = cache(lambda repository: [*_list_named_hooks(folder, repository)])
-    for path in paths:
-        for plain in relative(folder, (path,), str(folder)):
-            parts = plain.split("/")
-            above = ("/".join((*parts[:depth], ".git")) for depth in range(len(parts)))
-            if any(touches_approved(hooks(repository), plain) for repository in above):
-                found.append(path)
-    return found
+    names_hooks = _make_hooks_check(folder)
+    return [path for path in paths for plain in relative(folder, (path,), str(folder)) if names_hooks(plain)]
 
 
-def _list_named_hooks(folder: Path, repository: str) -> Iterator[str]:
-    """Yield the directories in the folder that the settings of a repository, such as `sub/.git`, name for its hooks.
-    Settings elsewhere that these include are not read."""
-    base = repository.rpartition("/")[0]
-    for name in ("config", "config.worktree"):
-        try:
-            fd = os.open(folder / repository / name, READING)
-        except OSError:
-            continue
-        try:
-            is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-            text = os.fsdecode(os.read(fd, _SETTINGS_BYTES)) if is_file else ""
-        finally:
-            os.close(fd)
-        for value in map(str.strip, _HOOKS_PATH.findall(text)):
-            path = value if value.startswith("/") or not base else f"{base}/{value}"
-            yield from filter(None, relative(folder, (path,), str(folder)))
+def make_protected_check(folder: Path) -> Callable[[str], bool]:
+    """Return a predicate for the protected paths of a folder, which also knows hooks by `core.hooksPath`. It reads the
+    settings of each repository once. Blocks."""
+    names_hooks = _make_hooks_check(folder)
+    return lambda path: is_protected(path) or names_hooks(path)
+
+
+def _make_hooks_check(folder: Path) -> Callable[[str], bool]:
+    hooks = cache(lambda directory: [*_list_named_hooks(folder, directory)])
+
+    def names_hooks(path: str) -> bool:
+        parts = path.split("/")
+        return any(touches_approved(hooks("/".join(parts[:depth])), path) for depth in range(len(parts)))
+
+    return names_hooks
+
+
+def _list_named_hooks(folder: Path, directory: str) -> Iterator[str]:
+    """Yield the directories in the folder that the repository of a directory uses for its hooks, other than its own
+    `.git/hooks`. Settings elsewhere that its settings include are not read."""
+    if not os.path.lexists(folder / directory / ".git") and directory:
+        return
+    top = folder.resolve() / directory
+    if not directory:  # git also finds a repository above
+        top = next((each for each in (top, *top.parents) if os.path.lexists(each / ".git")), top)
+    git = _find_repository(top)
+    for home in dict.fromkeys((git, git / (_read_start(git / "commondir").strip() or "."))):
+        paths = [home / "hooks"] if (home / "hooks").is_symlink() else []
+        for name in ("config", "config.worktree"):
+            values = filter(None, map(str.strip, _HOOKS_PATH.findall(_read_start(home / name))))
+            paths += [top / os.path.expanduser(value) for value in values]  # noqa: PTH111 - raises no error
+        for path in paths:
+            named = (os.path.normpath(path), os.path.realpath(path))
+            yield from filter(None, relative(folder, named, str(folder)))
+
+
+def _find_repository(top: Path) -> Path:
+    """Return the directory with the settings of a repository; that of a worktree or submodule is elsewhere."""
+    kind, _, path = _read_start(top / ".git").partition("gitdir:")
+    return top / path.strip() if path and not kind else top / ".git"
+
+
+def _read_start(file: Path) -> str:
+    """Return the start of a regular file; empty if it cannot be read."""
+    try:
+        fd = os.open(file, READING)
+    except (OSError, ValueError):
+        return ""
+    try:
+        return os.fsdecode(os.read(fd, _SETTINGS_BYTES)) if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+    finally:
+        os.close(fd)
 
 
 def _find_kind(folder: Path, path: str) -> int | None:
-    """Return the kind of a file, 0 if there is none; None if it is not in a directory, or behind a link."""
-    *above, _ = parts = path.split("/")
-    kinds = [_lstat_kind(folder.joinpath(*parts[:depth])) for depth in range(1, len(parts) + 1)]
-    return kinds[-1] if kinds[:-1] == [stat.S_IFDIR] * len(above) else None
+    """Return the kind of a file, 0 if there is none; None if it is below a file or behind a link."""
+    parts = path.split("/")
+    *above, kind = [_lstat_kind(folder.joinpath(*parts[:depth])) for depth in range(1, len(parts) + 1)]
+    return kind if {*above} <= {stat.S_IFDIR, 0} else None
 
 
 def _lstat_kind(path: Path) -> int:
@@ -174,13 +203,14 @@ class ProtectedReason(str):
 
 
 def is_protected(path: str) -> bool:
-    """Return whether a path is that of a protected file, or of something in one."""
+    """Return whether a path is that of a protected file, or of something in one, by its names alone."""
     return not PROTECTED_NAMES.isdisjoint(path.casefold().split("/"))
 
 
-def spare_protected(hides: Hides) -> Hides:
-    """Return a predicate for protected files, and those that `hides` names."""
-    return lambda path, agreed=frozenset(): "it is protected" if is_protected(path) else hides(path, agreed)
+def spare_protected(folder: Path, hides: Hides) -> Hides:
+    """Return a predicate for protected files of a folder, and those that `hides` names. Blocks."""
+    protects = make_protected_check(folder)
+    return lambda path, agreed=frozenset(): "it is protected" if protects(path) else hides(path, agreed)
 
 
 def reason_to_ask(tool: str, paths: Sequence[str]) -> ProtectedReason:

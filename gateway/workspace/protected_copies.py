@@ -157,7 +157,8 @@ def _begin(
     store.mkdir(0o700, parents=True)
     room = COPY_BYTES
     with open_folder(folder) as top:
-        for path in copied:
+        kinds = {each.path: each.kind for each in before}
+        for path in filter(kinds.get, copied):
             for each, parent, name in _files(top, path):
                 try:
                     files[encode(each)], size = _copy(parent, name, store / str(len(files)), room)
@@ -279,12 +280,22 @@ class _Restoration:
 
     def _clear(self, root: str) -> None:
         """Rename new files in a protected directory."""
-        listed: list[tuple[str, int, str]] = []
-        with suppress(OSError):  # a directory above it is gone or is a link now
-            listed = list(_files(self._top, root))
-        for path, *_ in listed:
+        try:
+            listed = [path for path, *_ in _files(self._top, root)]
+        except OSError:  # a directory above it is gone or is a link now
+            listed = self._find_links(root)
+        for path in listed:
             if path not in self._files and not is_approved(self._approved, path):
                 self._attempt(path, self._set_aside)
+
+    def _find_links(self, path: str) -> list[str]:
+        """Return the first link among the directories above a path."""
+        parts = path.split("/")
+        for above in ("/".join(parts[:depth]) for depth in range(1, len(parts))):
+            with suppress(OSError), _parent(self._top, above) as (parent, name):
+                if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                    return [above]
+        return []
 
     def _is_same(self, path: str) -> bool:
         mode, uid, gid, changed, inode, name = self._files[path]

@@ -231,13 +231,13 @@ class Versions:
                 self._old_heads[chat] = (await self.manifests.head(chat)).manifest_id
             return self._old_heads[chat]
 
-    def is_attached(self, chat: str) -> bool:
-        """Return whether the chat works in an attached folder."""
-        return self._workspaces.is_attached(chat)
+    def attached_folder(self, chat: str) -> Path | None:
+        """Return the attached folder in which the chat works; None if it has none."""
+        return self._workspaces.attached_folder(chat)
 
     async def recover(self, chat: str | None) -> None:
         """Recover an attached folder after a killed gateway, unless another process holds the chat and has done so."""
-        if chat is None or not self.is_attached(chat):
+        if chat is None or self.attached_folder(chat) is None:
             return
         opened = await self._open_chat(chat)
         if opened.protected is None or not (opened.protected.exists() or opened.running.exists()):
@@ -482,8 +482,8 @@ class HeldChat:
             await self._manifests.set_head(chat, self.head.manifest_id, self.head.manifest_id, message)
             self.head = replace(self.head, message_id=message)
         else:
-            denied = self._versions.denied
-            await self.checkout(target, message, denied if self._opened.protected is None else spare_protected(denied))
+            denied, folder = self._versions.denied, self._opened.folder
+            await self.checkout(target, message, spare_protected(folder, denied) if self._opened.protected else denied)
 
     async def keep(self, files: Sequence[Parts], call: str) -> None:
         """Keep files that no version has, as they are before a call; `restore_kept` brings them back."""

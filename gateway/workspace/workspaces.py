@@ -82,6 +82,10 @@ class Workspaces:
         """Return whether the chat works in an attached folder."""
         return chat in self._attached
 
+    def attached_folder(self, chat: str) -> Path | None:
+        """Return the attached folder of a chat in this process; None if it has none."""
+        return self._attached.get(chat)
+
     def folder(self, chat: str) -> Path | None:
         """Return the attached folder of a chat, of any process, by which people know it; None if it has none or was
         named by a person."""

@@ -280,13 +280,24 @@ async def test_protected_file_in_a_persons_own_folder_is_asked_about(tmp_path: P
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("value", ["tools/hooks", '"./tools/hooks/" # ours', "{folder}/tools/hooks"])
-async def test_directory_that_a_repository_names_for_its_hooks_is_asked_about(tmp_path: Path, value: str) -> None:
+@pytest.mark.parametrize(
+    "value", ["tools/hooks", '"./tools/hooks/" # ours', "{folder}/tools/hooks", "../sub/tools/hooks"]
+)
+@pytest.mark.parametrize("repository", ["sub/.git", "main/.git", "modules/sub"])
+async def test_directory_that_a_repository_names_for_its_hooks_is_asked_about(
+    tmp_path: Path, value: str, repository: str
+) -> None:
     folder = tmp_path / "project"
-    for name in ("sub/.git", "sub/tools/hooks"):
+    for name in ("sub/tools/hooks", repository):
         (folder / name).mkdir(parents=True)
     (folder / "a.txt").write_text("one\n")
-    (folder / "sub/.git/config").write_text(
+    if repository == "modules/sub":
+        (folder / "sub/.git").write_text("gitdir: ../modules/sub\n")
+    if repository == "main/.git":  # a linked worktree
+        (folder / "main/.git/worktrees/sub").mkdir(parents=True)
+        (folder / "main/.git/worktrees/sub/commondir").write_text("../..\n")
+        (folder / "sub/.git").write_text(f"gitdir: {folder}/main/.git/worktrees/sub\n")
+    (folder / repository / "config").write_text(
         f"[user]\n\tname = N\n[core]\n\thooksPath = {value}\n".format(folder=folder / "sub")
     )
     patch = "--- /dev/null\n+++ b/sub/tools/hooks/pre-push\n@@ -0,0 +1 @@\n+x\n"

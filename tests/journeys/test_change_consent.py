@@ -164,16 +164,18 @@ async def test_app_builder_write_file_asks_before_it_changes_a_persons_folder(tm
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_consent_for_a_chat_covers_no_protected_file(tmp_path: Path, era: str) -> None:
+@pytest.mark.parametrize("path", [".vscode/settings.json", "tools/hooks/pre-push"])
+async def test_consent_for_a_chat_covers_no_protected_file(tmp_path: Path, era: str, path: str) -> None:
     await require_sandbox()
     folder = tmp_path / "project"
-    settings, notes = folder / ".vscode/settings.json", folder / "notes.txt"
+    settings, notes = folder / path, folder / "notes.txt"
     settings.parent.mkdir(parents=True)
 
     def commit(content: str) -> None:
         settings.write_text(content)
         notes.write_text(content)
-        for arguments in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-qm", content)):
+        hooks = ("config", "core.hooksPath", "tools/hooks")
+        for arguments in (("init", "-q", "-b", "main"), hooks, ("add", "."), ("commit", "-qm", content)):
             who = ("-c", "user.name=N", "-c", "user.email=n@host")
             subprocess.run(["git", *who, "-C", folder, *arguments], check=True, capture_output=True)
 
@@ -191,7 +193,7 @@ async def test_consent_for_a_chat_covers_no_protected_file(tmp_path: Path, era: 
             visit.will(decline)
             assert (await refusal(visit.client, tool, arguments))["code"] == "DECLINED"
             [question] = visit.person.questions
-            assert "touches '.vscode/settings.json'" in question.message
+            assert f"touches '{path}'" in question.message
             assert settings.read_text() == notes.read_text() == "second"
 
         commit("first")
@@ -199,7 +201,7 @@ async def test_consent_for_a_chat_covers_no_protected_file(tmp_path: Path, era: 
         commit("second")
         await agreed("workspace_restore", manifest=first, paths=["notes.txt"])
         notes.write_text("second")
-        await declined("workspace_restore", manifest=first, paths=[".vscode"])
+        await declined("workspace_restore", manifest=first, paths=[path.partition("/")[0]])
         await declined("workspace_restore", manifest=first)
         await declined("workspace_branch", manifest=first)
         visit.will(choose("approve once"), choose("approve once"))
@@ -209,7 +211,7 @@ async def test_consent_for_a_chat_covers_no_protected_file(tmp_path: Path, era: 
 
         await agreed("toolgate__write_workspace_file", path="notes.txt", content="first")
         visit.will()
-        arguments = {"path": ".vscode/settings.json", "content": "planted"}
+        arguments = {"path": path, "content": "planted"}
         assert (await refusal(visit.client, "toolgate__write_workspace_file", arguments))["code"] == "PROTECTED_FILE"
         restored = await agreed("toolgate__restore_workspace", manifest=first)
         assert (restored["result"]["files_left_out"], settings.read_text()) == (1, "second")
@@ -220,7 +222,13 @@ async def test_a_switch_to_another_message_changes_no_protected_file_and_needs_t
     tmp_path: Path, era: str
 ) -> None:
     folder = project(tmp_path)
-    (folder / ".envrc").write_text("mine\n")
+    hook = folder / "tools/hooks/pre-push"
+    for directory in (hook.parent, folder / ".git"):
+        directory.mkdir(parents=True, exist_ok=True)
+    (folder / ".git/config").write_text("[core]\n\thooksPath = tools/hooks\n")
+    protected = (folder / ".envrc", hook)
+    for file in protected:
+        file.write_text("mine\n")
 
     async def read(client: Any, message: str, parent: str | None) -> Any:
         meta = {"dev.toolgate/message": message} | ({"dev.toolgate/parent_message": parent} if parent else {})
@@ -231,16 +239,17 @@ async def test_a_switch_to_another_message_changes_no_protected_file_and_needs_t
         async with visiting(tmp_path, era, Person(), tmp_path / f"data-{permission}") as visit:
             assert not (await read(visit.client, "m1", None)).is_error
             (folder / "notes.txt").write_text("newer\n")
-            (folder / ".envrc").write_text("newer\n")
+            for file in protected:
+                file.write_text("newer\n")
             assert not (await read(visit.client, "m2", "m1")).is_error
             same = await read(visit.client, "m4", "m2")
             assert not same.is_error
             switched = await read(visit.client, "m3", "m1")
             assert switched.is_error is (permission == "read-only")
             assert (folder / "notes.txt").read_text() == content
-            assert (folder / ".envrc").read_text() == "newer\n"
-        (folder / "notes.txt").write_text("mine\n")
-        (folder / ".envrc").write_text("mine\n")
+            assert [file.read_text() for file in protected] == ["newer\n"] * 2
+        for file in (folder / "notes.txt", *protected):
+            file.write_text("mine\n")
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -27,8 +27,9 @@ TRY = dedent(
              "sub/.vscode/tasks.json": 0o644, ".git/modules/lib/config": 0o644, "a.txt": 0o644, "my/hooks/x": 0o755}
     for name, mode in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("[core]\\n\\thooksPath = my/hooks\\n" if name == ".git/config" else name)
+        (folder / name).write_text(name)
         (folder / name).chmod(mode)
+    (folder / ".git/config").write_text("[core]\\nhooksPath = my/hooks\\nhooksPath = no/hooks\\n")
     (folder / ".envrc").symlink_to("a.txt")
 
     KILLED = []
@@ -65,6 +66,8 @@ TRY = dedent(
         "echo planted > .git/hooks/post-commit; chmod 755 .git/hooks/post-commit",
         "rm .envrc; ln -s toolgate.yaml .envrc",
         "echo planted > my/hooks/x; echo planted > my/hooks/pre-push; mv my your; mkdir -p my/hooks; touch my/hooks/x",
+        "mkdir -p no/hooks; echo planted > no/hooks/pre-push",
+        "rm -rf no; mkdir -p elsewhere/hooks; echo planted > elsewhere/hooks/pre-push; ln -s elsewhere no",
         "mkdir -p hidden/.git/hooks; echo planted > hidden/.git/hooks/pre-commit; chmod 311 hidden",
     ]
 
@@ -79,6 +82,7 @@ TRY = dedent(
                 hooks = {each.name for each in (folder / ".git/hooks").iterdir() if "toolgate-removed" not in each.name}
                 assert hooks == {"pre-commit"}, (script, hooks)
                 assert not (folder / "my/hooks/pre-push").exists(), script
+                assert not (folder / "no/hooks/pre-push").exists(), script
                 assert not (folder / "hidden/.git").exists(), script
         assert await attempt(sandbox, "echo agreed > toolgate.yaml", ("toolgate.yaml",)) is None
         assert state() == before | {"toolgate.yaml": ("agreed\\n", 0o600)}

@@ -171,7 +171,7 @@ class ViewTools:
                 message = f"{path!r} has changed since it was read; look at it again before you save"
                 raise Conflict(message, revision=current)
 
-        if self.versions.is_attached(chat):
+        if self.versions.attached_folder(chat) is not None:
             check(await self._read_revision(chat, path))
             return await self._write_attached(request, path, chat)
         written = await ChatFiles(self, chat, reader.caller, admin=False).write_file(path, content, check)

@@ -16,7 +16,7 @@ from gateway.workspace.checkout import keep_hidden
 from gateway.workspace.diff import FILES_LIMIT, Difference, Status, readable, summary
 from gateway.workspace.globs import Selection, restore_selection
 from gateway.workspace.history import SHORT, Version, endpoints, history
-from gateway.workspace.protected import ProtectedReason, is_protected, reason_to_ask
+from gateway.workspace.protected import ProtectedReason, make_protected_check, reason_to_ask
 from gateway.workspace.tree import Changes, Tree, changes, diff
 from gateway.workspace.versions import HeldChat
 
@@ -150,7 +150,7 @@ class RestoreResult(Shape):
 async def _restores(context: VersionContext, manifest: str, paths: list[str] | None) -> str | None:
     earlier = (await context.versions.find(context.call.chat, manifest)).id
     what = await _would_change(context, earlier, paths)
-    return _reason(context, f"workspace_restore restores version {earlier[:SHORT]}", what)
+    return await _reason(context, f"workspace_restore restores version {earlier[:SHORT]}", what)
 
 
 @builtin(
@@ -186,7 +186,7 @@ async def workspace_restore(
 async def _branches(context: VersionContext, manifest: str | None, message: str | None) -> str | None:
     earlier = await _branch_point(context, manifest, message)
     what = await _would_change(context, earlier, None)
-    return _reason(context, f"workspace_branch switches to {_version_name(earlier)}", what)
+    return await _reason(context, f"workspace_branch switches to {_version_name(earlier)}", what)
 
 
 @builtin(
@@ -253,13 +253,17 @@ async def _would_change(context: VersionContext, earlier: str | None, paths: lis
     return await _difference(context, current, target, denied_only(context.hides))
 
 
-def _reason(context: VersionContext, action: str, what: Changes) -> str | None:
+async def _reason(context: VersionContext, action: str, what: Changes) -> str | None:
     """Return the reason to ask before these changes; None if there are none."""
     if not what:
         return None
     reason = f"{action}: {summary(what)}"
-    protected = [path for path in (*what.added, *what.changed, *what.deleted) if is_protected(path)]
-    if not protected or not context.versions.is_attached(context.call.chat):
+    folder = context.versions.attached_folder(context.call.chat)
+    if folder is None:
+        return reason
+    paths = (*what.added, *what.changed, *what.deleted)
+    protected = await context.versions.in_thread(lambda: [*filter(make_protected_check(folder), paths)])
+    if not protected:
         return reason
     return ProtectedReason(f"{reason}; {reason_to_ask(context.call.target.id, protected)}")
 

@@ -41,7 +41,7 @@ from gateway.sources.http.transport import GuardedSender
 from gateway.tools import Hides
 from gateway.value import Value
 from gateway.workspace import Parts, Workspaces, parse, show_path
-from gateway.workspace.protected import is_protected
+from gateway.workspace.protected import make_protected_check
 from gateway.workspace.versions import Versions
 
 ANY_HOST = "*"
@@ -275,7 +275,7 @@ class HttpRunner:
     def _write_file(self, call: Call, path: str, file: BinaryIO, size: int) -> Parts:
         content = cast("bytes", mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)) if size else b""
         parts = parse(path)
-        if is_protected("/".join(parts)) or parts[-1].startswith("."):
+        if parts[-1].startswith(".") or make_protected_check(self._workspaces.path(call.chat))("/".join(parts)):
             raise Forbidden(f"{path}: an HTTP tool cannot create such a file; choose another name")
         stem, dot, suffix = parts[-1].rpartition(".")
         stem, suffix = (stem, f".{suffix}") if dot and stem else (parts[-1], "")

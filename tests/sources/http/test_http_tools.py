@@ -213,13 +213,20 @@ async def test_download_makes_no_file_that_a_rule_withholds_or_that_is_protected
         {"id": "fixed", "url_template": "/x", "response": {"output": "file", "file": "secrets/key.txt"}},
         {"id": "named", "url_template": "/x", "response": {"output": "file"}},
         {"id": "task", "url_template": "/x", "response": {"output": "file", "file": ".VSCode/tasks.json"}},
+        {"id": "hook", "url_template": "/x", "response": {"output": "file", "file": "tools/hooks/pre-push"}},
     ]
     named = ok({}, 'Content-Disposition: attachment; filename="a.env"')
     rules = [{"tool": "*", "when": {"path": ["*.env", "secrets/*"]}, "then": "deny"}]
-    async with serving({"/x": named}) as site, gateway_for(tmp_path, site, tools, approval={"rules": rules}) as gateway:
-        for name, code in (("fixed", "DENIED_BY_RULE"), ("named", "DENIED_BY_RULE"), ("task", "PERMISSION_DENIED")):
+    codes = dict.fromkeys(("fixed", "named"), "DENIED_BY_RULE")
+    codes |= dict.fromkeys(("task", "hook"), "PERMISSION_DENIED")
+    folder = tmp_path / "project"
+    (folder / ".git").mkdir(parents=True)
+    (folder / ".git/config").write_text("[core]\n\thooksPath = tools/hooks\n")
+    settings = {"approval": {"rules": rules}, "workspace": str(folder)}
+    async with serving({"/x": named}) as site, gateway_for(tmp_path, site, tools, **settings) as gateway:
+        for name, code in codes.items():
             assert error_of(await gateway.call(f"demo:{name}"))[0] == code
-        assert not [path for path in gateway.workspaces.path("default").rglob("*") if path.is_file()]
+        assert [path.name for path in folder.rglob("*") if path.is_file()] == ["config"]
 
 
 async def test_cancelled_download_leaves_no_file(tmp_path: Path) -> None:
