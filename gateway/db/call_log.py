@@ -27,10 +27,10 @@ from urllib.parse import quote
 
 import orjson
 
-from gateway.db import Database, Insert, Row, Statement, timestamp
+from gateway.db import Insert, Row, timestamp
 from gateway.db.journal import Batch
 from gateway.db.migrations import MIGRATIONS
-from gateway.errors import Conflict, GatewayError, NotFound, Unavailable
+from gateway.errors import GatewayError, NotFound, Unavailable
 from gateway.sealing import import_cryptography, load_key_file
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ _END_IMPORT = "DELETE FROM revisions WHERE subject = 'call_log_import'"
 _TRIGGERS = {" ".join(sql.split()) for statements in MIGRATIONS for sql in statements if "CREATE TRIGGER" in sql}
 _LIST_TRIGGERS = "SELECT name, sql FROM main.sqlite_master WHERE type = 'trigger'"
 _SCHEMA_VERSION = "PRAGMA main.schema_version"
+_VERSION = "PRAGMA main.user_version"
 
 _NEW = ", ".join(f"NEW.{name}" for name in COLUMNS)
 _OLD = ", ".join(f"OLD.{name}" for name in COLUMNS)
@@ -77,7 +78,7 @@ _LAST = """SELECT COALESCE((SELECT max(position) FROM call_log), 0) + 1 AS posit
     (SELECT hash FROM call_log ORDER BY position DESC LIMIT 1) AS previous"""
 # Takes the position up to which entries are removed, NULL for a plain checkpoint, twice, and the time.
 # Each LIMIT keeps SQLite from evaluating the functions once for every use.
-_SIGN = f"""INSERT INTO call_log (position, digest, removed, at, hash, mac, signature)
+SIGN = f"""INSERT INTO call_log (position, digest, removed, at, hash, mac, signature)
     SELECT position, digest, removed, at, hash, authenticate_entry(hash), sign_entry(hash) FROM (
         SELECT position, digest, removed, at, link_entry(previous, position, NULL, NULL, digest, removed, at) AS hash
         FROM ({_LAST}, (SELECT hash FROM call_log WHERE position = ?) AS digest, ? AS removed, ? AS at LIMIT 1)
@@ -89,17 +90,11 @@ _UNSIGNED = """SELECT position, hash FROM call_log
 _HASH = "SELECT hash FROM call_log WHERE position = ?"
 _FIRST = "SELECT min(position) FROM call_log"
 _HEAD = "SELECT position, hash FROM call_log ORDER BY position DESC LIMIT 1"
-_OLDEST = """SELECT l.position, c.status, c.started_at FROM call_log AS l LEFT JOIN tool_calls AS c ON c.id = l.call_id
-    WHERE l.call_id IS NOT NULL ORDER BY l.position LIMIT ?"""
-_SUPERSEDED = """EXISTS (SELECT 1 FROM call_log AS later
+SUPERSEDED = """EXISTS (SELECT 1 FROM call_log AS later
     WHERE later.call_id = l.call_id AND later.before IS NOT NULL AND later.position > {position})"""
 _CHANGED = "SELECT 1 FROM call_log WHERE call_id = ? AND before = ?"
-_REMOVE_RECORDS = f"""DELETE FROM tool_calls WHERE id IN (
-    SELECT call_id FROM call_log AS l WHERE position <= ? AND NOT {_SUPERSEDED.format(position="?")}
-    ) RETURNING id"""  # noqa: S608 - constants
-_REMOVE_ENTRIES = "DELETE FROM call_log WHERE position <= ?"
 _FIELDS = ("position", "call_id", "before", "digest", "removed", "at", "hash", "mac", "signature")
-_ENTRIES = f"""SELECT {", ".join(f"l.{name}" for name in _FIELDS)}, {_SUPERSEDED.format(position="l.position")},
+_ENTRIES = f"""SELECT {", ".join(f"l.{name}" for name in _FIELDS)}, {SUPERSEDED.format(position="l.position")},
     {", ".join(f"c.{name}" for name in COLUMNS)}
     FROM call_log AS l LEFT JOIN tool_calls AS c ON c.id = l.call_id ORDER BY l.position"""  # noqa: S608 - constants
 _REMOVED = "SELECT removed, digest FROM call_log WHERE removed IS NOT NULL ORDER BY removed DESC LIMIT 1"
@@ -254,7 +249,7 @@ class CallLog:
         )
         self._head_is_wrong = False
         self._checked_schema: int | None = None
-        self.check_triggers()
+        self.check_schema()
         # Else whoever can change the schema could have the functions sign anything.
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.create_function("digest_call", len(COLUMNS), digest_call, deterministic=True)
@@ -279,8 +274,10 @@ class CallLog:
         before_update = {call_id: before for call_id, before, _ in reversed(written) if before}
 
         def entries() -> Iterator[tuple[str, bytes | None, bytes]]:
-            for call_id, before, digest in written:
-                if not before and call_id in before_update:  # a new record that the same transaction changed
+            for call_id, before, digest in sorted(written, key=lambda each: not each[1] or bool(each[2])):
+                if before and not digest:  # an entry that retention moves to the end; before changes of the same record
+                    yield call_id, bytes.fromhex(before), bytes.fromhex(before)
+                elif not before and call_id in before_update:  # a new record that the same transaction changed
                     yield call_id, None, bytes.fromhex(before_update[call_id])
                 elif not before:
                     row = rows.get(call_id, ())  # has fewer columns in the journal of an older version
@@ -291,8 +288,19 @@ class CallLog:
         self._append(entries())
         self._connection.execute(_CLEAR)
 
-    def check_triggers(self) -> None:
-        """Refuse to write while the database has a trigger of somebody else. Call it when a transaction begins."""
+    def check_schema(self) -> None:
+        """Refuse to write to the database of a newer version, or while it has a trigger of somebody else. Call it when
+        a transaction begins."""
+        ((database_version,),) = self._connection.execute(_VERSION).fetchall()
+        if database_version > len(MIGRATIONS):
+            raise Unavailable(
+                f"a newer toolgate has changed the database (to version {database_version}, this gateway knows up to "
+                f"{len(MIGRATIONS)}); restart this gateway with the new version: what it could not write stays in its "
+                "journal until then",
+                code="DATABASE_TOO_NEW",
+                database_version=database_version,
+                known_version=len(MIGRATIONS),
+            )
         ((version,),) = self._connection.execute(_SCHEMA_VERSION).fetchall()
         if version == self._checked_schema:
             return
@@ -317,9 +325,9 @@ class CallLog:
         """Append a signed checkpoint, unless the last entry is one. The log of the process names it too, so that one
         which is kept elsewhere shows a later truncation."""
         self._appended = None
-        self.check_triggers()
+        self.check_schema()
         if last := self._connection.execute(_UNSIGNED).fetchone():
-            self._connection.execute(_SIGN, (None, None, timestamp(time.time())))
+            self._connection.execute(SIGN, (None, None, timestamp(time.time())))
             signed = read_end(self._connection)
             self._appended = (EntryPlace(*last), signed)
             log.info("call log signed: checkpoint %d:%s", signed.position, signed.hash.hex())
@@ -387,36 +395,6 @@ class CallLog:
             for sql, parameters, _ in Batch((_APPEND,), rows).statements():
                 self._connection.execute(sql, parameters)
             self._appended = (before, EntryPlace(position - 1, previous))
-
-
-class RemovedCalls(NamedTuple):
-    """The records that one step of retention removed, the position up to which, and whether there may be more."""
-
-    records: int
-    position: int | None
-    more: bool
-
-
-async def remove_calls(db: Database, before: str, limit: int) -> RemovedCalls:
-    """Remove the oldest records that began before a time and have ended, a bounded number in one transaction. A signed
-    entry says up to which position. Removes nothing behind a call that still runs or waits."""
-    position, count = None, 0
-    for row in await db.fetch(_OLDEST, limit):
-        place, status, started_at = row
-        if status in ("running", "pending") or (started_at is not None and started_at >= before):
-            break
-        position, count = place, count + 1
-    if position is None:
-        return RemovedCalls(0, None, False)
-    try:
-        _, removed, _ = await db.run(
-            Statement(_SIGN, (position, position, timestamp(time.time())), 1),
-            Statement(_REMOVE_RECORDS, (position, position)),
-            Statement(_REMOVE_ENTRIES, (position,)),
-        )
-    except Conflict:  # another process has removed it
-        return RemovedCalls(0, None, False)
-    return RemovedCalls(len(removed), position, count == limit)
 
 
 class LogEntry(NamedTuple):

@@ -1,4 +1,4 @@
-"""The record of every tool call: written once when it ends, earlier only when it takes long."""
+"""The record of every tool call: written once when it ends, earlier only when it takes long; and their retention."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import anyio
 import orjson
 
 from gateway.calls import PLAN_LIMIT, Call, Outcome, PlannedCall, to_json
 from gateway.db import Database, Insert, Statement, bump_revision, chats, load_revision, timestamp
-from gateway.db.call_log import COLUMNS, import_ed25519, remove_calls
-from gateway.errors import GatewayError, InputRequired, Invalid, NotFound, QuotaExceeded
+from gateway.db.call_log import COLUMNS, SIGN, SUPERSEDED, import_ed25519
+from gateway.errors import Conflict, GatewayError, InputRequired, Invalid, NotFound, QuotaExceeded
 from gateway.names import SUFFIX_LENGTH, first_id
 from gateway.secrets import KNOWN, mask_in, redact
 from gateway.tasks import TaskSet
@@ -28,10 +28,6 @@ DOCUMENT_LIMIT = 64 * 1024  # bytes of arguments or result kept whole
 PREVIEW_LIMIT = 4 * 1024
 FOLLOWING = 32  # results that wait, whole, for their digest; of one more it is made at once
 PAGE_LIMIT = 1000
-# Records that retention removes in one transaction, while others wait: as many as take so long on this machine; and the
-# seconds until the next transaction.
-FEWEST_REMOVED, MOST_REMOVED, REMOVAL_SECONDS = 50, 400, 0.01
-REMOVAL_PAUSE = 0.02
 # Calls of a chat that are searched for render plans: most have none, so the search needs an end.
 PLANS_LOOKBACK = 1000
 _NO_JSON = (GatewayError, TypeError, ValueError, RecursionError)
@@ -66,9 +62,6 @@ _KINDS = {"tools": "tool_name NOT LIKE '%/%'", "requests": "tool_name LIKE '%/%'
 _BY_PREFIX = f"{_SELECT} WHERE id >= ? AND id < ? {{own}} ORDER BY id LIMIT 2"
 _PLANNED = """SELECT id, chat_id, tool_id, tool_name, status, started_at, render_plan FROM tool_calls
     WHERE id = ? AND render_plan IS NOT NULL"""
-# Row ids are given in the order of insertion, so that nothing need be counted.
-_BEYOND = """SELECT started_at FROM tool_calls WHERE rowid <= (SELECT max(rowid) FROM tool_calls) - ?
-    ORDER BY rowid DESC LIMIT 1"""
 # The error code of a running call that another process wants cancelled; the end of the call overwrites it.
 CANCEL_REQUESTED = "CANCEL_REQUESTED"
 _REQUEST_CANCEL = "UPDATE tool_calls SET error_code = ?, error = ? WHERE id = ? AND status = 'running'"
@@ -256,20 +249,16 @@ class CallRecords:
         return CallRecord(*rows[0])
 
     async def remove_old(self, calls: int | None, since: float | None) -> int:
-        """Remove the records beyond the newest `calls` and those that began before `since`, in small steps, between
-        which others write. Return how many were removed."""
+        """Remove the records beyond `calls` in number, which principals share, and those that began before `since`.
+        Return how many were removed."""
         before = "" if since is None else timestamp(since)
-        if calls is not None and (rows := await self._db.fetch(_BEYOND, calls)):
-            before = max(before, rows[0][0])
         await asyncio.to_thread(import_ed25519)  # else the first step would do that, while others wait
-        removed, more, limit = 0, bool(before), FEWEST_REMOVED
-        while more:
-            began = time.perf_counter()
-            step = await remove_calls(self._db, before, limit)
-            took = time.perf_counter() - began
-            removed, more = removed + step.records, step.more
-            limit = max(FEWEST_REMOVED, min(MOST_REMOVED, int(limit * REMOVAL_SECONDS / took)))
-            await asyncio.sleep(REMOVAL_PAUSE)
+        removed = 0
+        if calls is not None and (excess := await _find_excess(self._db, before, calls)):
+            removed += await _remove(self._db, excess)
+        if since is not None:
+            ((older,),) = await self._db.fetch(_OLDER, first_id(since))  # also those that were moved
+            removed += await _remove(self._db, Removal(before, left=older, movable=MOVED_LIMIT))
         return removed
 
     async def request_cancel(self, call_id: str, by: str) -> None:
@@ -394,3 +383,113 @@ def _storable(statement: Statement) -> Statement:
         for value in statement.parameters
     ]
     return statement._replace(parameters=parameters)
+
+
+# Retention: the beginning of the call log is cut off and signed for. Principals share the number of records; a record
+# that stays and is in that part gets a new entry at the end of the log first.
+
+# Records that are removed in one transaction, while others wait: as many as take so long on this machine; and the
+# seconds until the next transaction.
+FEWEST_REMOVED, MOST_REMOVED, REMOVAL_SECONDS = 50, 400, 0.01
+REMOVAL_PAUSE = 0.02
+# Records that may get a new entry in one run to reach older ones behind them.
+MOVED_LIMIT = 20_000
+
+_COUNTS = "SELECT principal, count(*) FROM tool_calls GROUP BY principal"
+_BEYOND = "SELECT id FROM tool_calls WHERE principal = ? ORDER BY id DESC LIMIT 1 OFFSET ?"
+_OLDER = "SELECT count(*) FROM tool_calls WHERE id < ?"
+_OLDEST = f"""SELECT l.position, l.call_id, c.status, c.started_at, c.principal,
+    {SUPERSEDED.format(position="l.position")} FROM call_log AS l LEFT JOIN tool_calls AS c ON c.id = l.call_id
+    WHERE l.call_id IS NOT NULL ORDER BY l.position LIMIT ?"""  # noqa: S608 - constants
+# With the digest of the log, not one of the record as it is now: an edit is still found.
+_MOVE = f"""INSERT INTO temp.written_calls (id, before) SELECT call_id, digest FROM call_log AS l
+    WHERE position IN (SELECT value FROM json_each(?)) AND NOT {SUPERSEDED.format(position="l.position")}"""  # noqa: S608
+_REMOVE_RECORDS = f"""DELETE FROM tool_calls WHERE id IN (
+    SELECT call_id FROM call_log AS l WHERE position <= ? AND NOT {SUPERSEDED.format(position="?")}
+    ) RETURNING id"""  # noqa: S608 - constants
+_REMOVE_ENTRIES = "DELETE FROM call_log WHERE position <= ?"
+
+
+@dataclass
+class Removal:
+    """The records to remove: those that began `before` a time, and of each principal in `beyond` those up to an id. Of
+    others before them in the log, `movable` may be moved to its end while there are any `left`."""
+
+    before: str
+    beyond: Mapping[str, str] = field(default_factory=dict)
+    left: int = 0
+    movable: int = 0
+
+
+class RemovedCalls(NamedTuple):
+    """The records that one step of retention removed, the position up to which, and whether there may be more."""
+
+    records: int
+    position: int | None
+    more: bool
+
+
+async def remove_calls(db: Database, removal: Removal, limit: int) -> RemovedCalls:
+    """Remove the oldest of these records that have ended, a bounded number in one transaction. A signed entry says up
+    to which position. Removes nothing behind a call that still runs or waits."""
+    position, count, removed = None, 0, 0
+    moved: list[int] = []
+    for row in await db.fetch(_OLDEST, limit):
+        place, call_id, status, started_at, principal, superseded = row
+        goes = started_at is None or started_at < removal.before or call_id <= removal.beyond.get(principal, "")
+        stays = not goes and (removal.left <= removed or removal.movable <= len(moved))
+        if status in ("running", "pending") or stays:
+            break
+        if not superseded:
+            removed += goes
+            moved += [] if goes else [place]
+        position, count = place, count + 1
+    if position is None:
+        return RemovedCalls(0, None, False)
+    if moved:
+        await db.run(Statement(_MOVE, (orjson.dumps(moved).decode(),)))
+    try:
+        _, gone, _ = await db.run(
+            Statement(SIGN, (position, position, timestamp(time.time())), 1),
+            Statement(_REMOVE_RECORDS, (position, position)),
+            Statement(_REMOVE_ENTRIES, (position,)),
+        )
+    except Conflict:  # another process has removed it
+        return RemovedCalls(0, None, False)
+    removal.left -= len(gone)
+    removal.movable -= len(moved)
+    return RemovedCalls(len(gone), position, count == limit)
+
+
+async def _find_excess(db: Database, before: str, calls: int) -> Removal | None:
+    counts: dict[str, int] = dict(await db.fetch(_COUNTS))
+    total = sum(counts.values())
+    if total <= calls:
+        return None
+    kept = share_out(calls, counts)
+    beyond = {}
+    for principal in (each for each in counts if kept[each] < counts[each]):
+        ((beyond[principal],),) = await db.fetch(_BEYOND, principal, kept[principal]) or (("",),)
+    return Removal(before, beyond, left=total - calls, movable=total)
+
+
+def share_out(amount: int, counts: Mapping[str, int]) -> dict[str, int]:
+    """Share out an amount so that nobody gets more than their count, and somebody gets less only where nobody gets
+    noticeably more."""
+    shares = {}
+    for position, (name, count) in enumerate(sorted(counts.items(), key=lambda item: item[1])):
+        shares[name] = min(count, amount // (len(counts) - position))
+        amount -= shares[name]
+    return shares
+
+
+async def _remove(db: Database, removal: Removal) -> int:
+    removed, more, limit = 0, True, FEWEST_REMOVED
+    while more:
+        began = time.perf_counter()
+        step = await remove_calls(db, removal, limit)
+        took = time.perf_counter() - began
+        removed, more = removed + step.records, step.more
+        limit = max(FEWEST_REMOVED, min(MOST_REMOVED, int(limit * REMOVAL_SECONDS / took)))
+        await asyncio.sleep(REMOVAL_PAUSE)
+    return removed

@@ -374,7 +374,7 @@ class Writer:
         if connection.in_transaction:  # its rollback failed for lack of memory
             connection.rollback()
         with transaction(connection):
-            self._call_log.check_triggers()
+            self._call_log.check_schema()
             results = [[execute(connection, statement) for statement in statements] for statements in jobs]
             self._call_log.append_entries({row[0]: row for row in rows})
         self._call_log.write_head()

@@ -25,8 +25,8 @@ from gateway.admin.health_monitor import HealthCheck
 from gateway.calls import Call, Caller, Outcome
 from gateway.cli import toolgate
 from gateway.db import Statement, call_log, sqlite
-from gateway.db.call_log import COLUMNS, EntryKey, digest_call, link_entry, remove_calls, verify_log
-from gateway.db.call_records import CallRecords
+from gateway.db.call_log import COLUMNS, EntryKey, digest_call, link_entry, verify_log
+from gateway.db.call_records import CallRecords, Removal, remove_calls
 from gateway.db.journal import _verify, add_mac, start_mac
 from gateway.db.migrations import MIGRATIONS
 from gateway.db.sqlite import SqliteDatabase, connect, migrate
@@ -616,10 +616,10 @@ def test_call_log_after_retention_verifies_and_says_what_was_removed(tmp_path: P
         await CallRecords(db, "process").record_running(running)
         ((middle,),) = await db.fetch("SELECT started_at FROM tool_calls ORDER BY started_at LIMIT 1 OFFSET 25")
         removed = []
-        while (step := await remove_calls(db, middle, limit=10)).records:
+        while (step := await remove_calls(db, Removal(middle), limit=10)).records:
             removed.append(step.records)
         await write_records(tmp_path, 5, 100)
-        removed.append((await remove_calls(db, "9999", limit=1000)).records)
+        removed.append((await remove_calls(db, Removal("9999"), limit=1000)).records)
         assert ("endless",) in await db.fetch("SELECT tool_name FROM tool_calls")
         await db.close()
         return removed
@@ -632,6 +632,22 @@ def test_call_log_after_retention_verifies_and_says_what_was_removed(tmp_path: P
     assert found.records == 6
     assert found.removed > 40
     assert _run_script(tmp_path).returncode == 0
+
+
+def test_call_log_shows_an_edit_of_a_record_that_retention_moved_past_others(tmp_path: Path) -> None:
+    async def run() -> None:
+        db = await SqliteDatabase.open(tmp_path / "toolgate.db")
+        records = CallRecords(db, "process")
+        for name in ("ann", *["bob"] * 5):
+            await records.record_finished(Call(name="note", arguments={}, caller=Caller(name, "mcp")), Outcome(value=1))
+        with closing(sqlite3.connect(tmp_path / "toolgate.db")) as intruder, intruder:
+            intruder.execute("UPDATE tool_calls SET client = 'other' WHERE principal = 'ann'")
+        assert await records.remove_old(2, None) == 4
+        await db.close()
+
+    anyio.run(run)
+    (problem,) = audit.verify(tmp_path).problems
+    assert problem["problem"] == "the record was edited"
 
 
 def test_call_log_begins_with_the_records_of_an_older_version_once(tmp_path: Path) -> None:

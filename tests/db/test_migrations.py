@@ -4,12 +4,16 @@ import re
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import IO
 
 import anyio
 import pytest
+from eventually import async_eventually
 
+from gateway import Gateway
+from gateway.admin import audit, switches
 from gateway.db.migrations import MIGRATIONS
 from gateway.db.sqlite import SqliteDatabase, connect, migrate
 from gateway.errors import Unavailable
@@ -70,6 +74,56 @@ def test_a_newer_database_is_refused_naming_both_versions_and_the_fix(tmp_path: 
         anyio.run(SqliteDatabase.open, path)
     assert refused.value.code == "DATABASE_TOO_NEW"
     assert re.search(rf"version 99.* up to {len(MIGRATIONS)}; upgrade toolgate", refused.value.message)
+
+
+MIGRATE = """
+import sqlite3, sys
+from gateway.db.migrations import MIGRATIONS
+from gateway.db.sqlite import migrate
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=60)
+migrate(connection, [*MIGRATIONS, [sys.argv[2]]])
+"""
+
+
+@pytest.mark.promise("T1")
+@pytest.mark.parametrize(
+    "migration",
+    ["ALTER TABLE tool_calls ADD COLUMN note TEXT", "UPDATE chats SET active_leaf_message_id = NULL"],
+    ids=["of the schema", "of rows"],
+)
+def test_gateway_writes_nothing_after_a_newer_version_has_migrated_its_database(tmp_path: Path, migration: str) -> None:
+    path = tmp_path / "toolgate.db"
+
+    async def run() -> None:
+        async with Gateway.open({"data_dir": str(tmp_path)}) as gateway:
+            assert (await gateway.call("write_file", {"path": "a.txt", "content": "1"})).ok
+            await gateway.records.list_calls()
+            command = [sys.executable, "-c", MIGRATE, str(path), migration]
+            await anyio.run_process(command)
+            refused = await gateway.call("write_file", {"path": "b.txt", "content": "2"})
+            assert refused.error is not None and refused.error.code == "DATABASE_TOO_NEW"
+            assert "restart this gateway" in refused.error.message
+            assert (await gateway.call("list_directory", {"path": "."})).ok
+            with pytest.raises(Unavailable, match="restart this gateway"):
+                await switches.enable_tool(gateway, "read_file", False)
+            await async_eventually(lambda: "restart this gateway" in str(gateway.records._db.failure))
+        assert read("SELECT tool_name, status FROM tool_calls") == [("write_file", "success")]
+
+    def read(sql: str) -> list[tuple[object, ...]]:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            return connection.execute(sql).fetchall()
+
+    anyio.run(run)
+    read(f"PRAGMA user_version = {len(MIGRATIONS)}")  # stands for the newer version, which knows the database
+    anyio.run(open_once, tmp_path)
+    calls = read("SELECT tool_name, error_code FROM tool_calls ORDER BY id")
+    assert calls == [("write_file", None), ("write_file", "DATABASE_TOO_NEW"), ("list_directory", None)]
+    assert audit.verify(tmp_path).problems == []
+
+
+async def open_once(data_dir: Path) -> None:
+    async with Gateway.open({"data_dir": str(data_dir)}) as gateway:
+        assert len(await gateway.records.list_calls()) == 3
 
 
 @pytest.mark.promise("T1")

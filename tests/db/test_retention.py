@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 from amounts import NIGHTLY, amount
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway import Gateway
 from gateway.admin import audit
-from gateway.calls import Call, Outcome
+from gateway.calls import Call, Caller, Outcome
 from gateway.db import timestamp
+from gateway.db.call_records import share_out
 from gateway.db.migrations import MIGRATIONS, REST_BUNDLES
 from gateway.db.sqlite import WriteJob, Writer, migrate, transaction
 from gateway.db.usage import UsageFilter
@@ -179,3 +182,63 @@ async def test_retention_by_age_keeps_what_runs_and_what_is_newer(tmp_path: Path
         kept = await gateway.records.list_calls()
         assert {each.status for each in kept} == {"running", "success"}
         assert await gateway.remove_old_records() == 0
+
+
+async def test_retention_by_number_takes_the_oldest_of_whoever_has_the_most(tmp_path: Path) -> None:
+    async with Gateway.open({"data_dir": str(tmp_path), "retention": {"days": None}}) as gateway:
+
+        async def call(principal: str, times: int) -> None:
+            caller = Caller(principal, "mcp")
+            for _ in range(times):  # refused, and recorded
+                await gateway.call("no_such_tool", {}, caller=caller, chat=principal)
+
+        async def count() -> dict[str, int]:
+            rows = await gateway.records._db.fetch("SELECT principal, count(*) FROM tool_calls GROUP BY principal")
+            return dict(rows)
+
+        async def remove() -> int:
+            return await gateway.records.remove_old(300, None)
+
+        await call("ann", 70)
+        await call("bob", 3)
+        assert await remove() == 0
+        ann, bob = [await gateway.records.list_calls(principal=name, limit=100) for name in ("ann", "bob")]
+        for _ in range(2):
+            await call("flood", 400)
+            newest = await gateway.records.list_calls(principal="flood", limit=227)
+            await remove()
+            assert await count() == {"ann": 70, "bob": 3, "flood": 227}
+            assert await gateway.records.list_calls(principal="flood", limit=1000) == newest
+        assert await gateway.records.list_calls(principal="ann", limit=100) == ann
+        assert await gateway.records.list_calls(principal="bob", limit=100) == bob
+        assert await remove() == 0
+        assert await gateway.records.remove_old(100, None) == 200
+        assert await count() == {"ann": 48, "bob": 3, "flood": 49}
+        await call("flood", 10)
+        await gateway.records.remove_old(None, time.time() + 10)
+        assert await count() == {}
+    verified = audit.verify(tmp_path)
+    assert (verified.problems, verified.removed > 900) == ([], True)
+
+
+async def test_retention_by_age_reaches_records_that_were_moved_past_newer_ones(tmp_path: Path) -> None:
+    now = time.time()
+    tool = Tool(id="notes:add", description="Adds a note.", category="editing")
+    async with Gateway.open({"data_dir": str(tmp_path)}) as gateway:
+        for number, (principal, days) in enumerate([("ann", 3), *[("bob", 1)] * 9]):
+            at = now - days * 86_400
+            call = Call(name="x", arguments={}, tool=tool, started_at=at, caller=Caller(principal, "mcp"))
+            await gateway.records.record_finished(call.replace(id=make_row(number, at)[0]), Outcome(value=1))
+        assert await gateway.records.remove_old(5, None) == 5
+        assert await gateway.records.remove_old(None, now - 2 * 86_400) == 1
+        assert [each.principal for each in await gateway.records.list_calls()] == ["bob"] * 4
+    assert audit.verify(tmp_path).problems == []
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(1, 50), min_size=1), st.integers(0, 200))
+def test_retention_shares_evenly_among_those_who_have_enough(counts: dict[str, int], amount: int) -> None:
+    shares = share_out(amount, counts)
+    assert sum(shares.values()) == min(amount, sum(counts.values()))
+    for name, count in counts.items():
+        assert shares[name] <= count
+        assert shares[name] == count or shares[name] >= max(shares.values()) - 1
