@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.errors import Conflict, NotFound
+from gateway.errors import Conflict, GatewayError, NotFound
 from gateway.tools import Hides, hide_nothing
 from gateway.workspace import index as indexes
 from gateway.workspace.blobs import BlobStore, blob_missing
@@ -349,7 +349,7 @@ class Checkout:
         """Save the index for the next process, which otherwise reads every file once."""
         if self._index_file is None or self._index is None:
             return
-        with self._opened() as root, suppress(OSError):  # failing to write the cache costs only time
+        with suppress(OSError, GatewayError), self._opened() as root:  # failing to write the cache costs only time
             indexes.save(self._index, self._index_file, os.fstat(root))
 
     def _scan(self, root: int) -> Index:

@@ -46,6 +46,7 @@ COPY_FILES = 5000
 _NOTE = "note"
 _TICK = 1_000_000_000
 _ASIDE = ".toolgate-removed-"
+_FOLDER = "."  # of which only the permissions are protected
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Directories of a repository with committed data: they are not copied.
 _CONTENTS = frozenset({"objects", "refs", "logs", "lfs"})
@@ -73,7 +74,8 @@ async def protect_files(
 
     Those in `mounts` the sandbox holds; the others are copied to `store` and put back. What the program left under a
     protected name it keeps under a name that nobody obeys, and the call fails with PROTECTED_FILE. Only `approved`
-    paths may change; with `repositories` new ones may be made. `store` is for this call alone."""
+    paths may change; with `repositories` new ones may be made. The permissions of the folder itself are put back, too.
+    `store` is for this call alone."""
     await anyio.to_thread.run_sync(_begin, folder, store, before, mounts, approved, repositories)
     failure: BaseException | None = None
     try:
@@ -95,10 +97,14 @@ def restore_protected(folder: Path, store: Path) -> RestoredFiles:
         note = orjson.loads((store / _NOTE).read_bytes())
     except FileNotFoundError:
         return RestoredFiles({}, [])
+    mode = note.get("mode", stat.S_IMODE(folder.stat().st_mode))
+    changed = stat.S_IMODE(folder.stat().st_mode) != mode
+    if changed:  # first: it may lock us out
+        folder.chmod(mode)
     with open_folder(folder) as top:
         taken = _Restoration(top, store, note).run()
     shutil.rmtree(store)
-    return taken
+    return RestoredFiles({_FOLDER: None, **taken.renamed}, taken.failed) if changed else taken
 
 
 def rename_aside(directory: int, name: str, shown: str) -> str | None:
@@ -139,7 +145,10 @@ def _protected_file_error(tool: str, taken: RestoredFiles) -> ToolFailed:
         state = "it was restored"
     else:
         state = f"the new content was moved to {now!r}; to keep it, use write_file or move_file, which ask"
-    message = f"{tool} created, changed or deleted {path!r}, a protected file; {state}"
+    if path == _FOLDER:
+        message = f"{tool} changed the permissions of your folder; they were restored"
+    else:
+        message = f"{tool} created, changed or deleted {path!r}, a protected file; {state}"
     return ToolFailed(message, code="PROTECTED_FILE", renamed=taken.renamed, failed=taken.failed)
 
 
@@ -177,6 +186,7 @@ def _begin(
         "approved": [encode(path) for path in approved],
         "files": files,
         "repositories": repositories,
+        "mode": stat.S_IMODE(folder.stat().st_mode),
     }
     (store / "new").write_bytes(orjson.dumps(note))
     (store / "new").rename(store / _NOTE)

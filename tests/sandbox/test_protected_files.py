@@ -66,6 +66,8 @@ TRY = dedent(
         "echo planted > .git/hooks/post-commit; chmod 755 .git/hooks/post-commit",
         "rm .envrc; ln -s toolgate.yaml .envrc",
         "echo planted > my/hooks/x; echo planted > my/hooks/pre-push; mv my your; mkdir -p my/hooks; touch my/hooks/x",
+        "echo planted > toolgate.yaml; mkdir -p hidden/.git; chmod 0 .",
+        "chmod 777 .",
         "mkdir -p no/hooks; echo planted > no/hooks/pre-push",
         "rm -rf no; mkdir -p elsewhere/hooks; echo planted > elsewhere/hooks/pre-push; ln -s elsewhere no",
         "mkdir -p hidden/.git/hooks; echo planted > hidden/.git/hooks/pre-commit; chmod 311 hidden",
@@ -73,7 +75,7 @@ TRY = dedent(
 
     async def main(name):
         sandbox = BACKENDS[name]()
-        before = state()
+        before, mode = state(), folder.stat().st_mode & 0o777
         for kill in (False, True):
             for script in SCRIPTS:
                 await attempt(sandbox, script, kill=kill)
@@ -82,6 +84,7 @@ TRY = dedent(
                 hooks = {each.name for each in (folder / ".git/hooks").iterdir() if "toolgate-removed" not in each.name}
                 assert hooks == {"pre-commit"}, (script, hooks)
                 assert not (folder / "my/hooks/pre-push").exists(), script
+                assert folder.stat().st_mode & 0o777 == mode, script
                 assert not (folder / "no/hooks/pre-push").exists(), script
                 assert not (folder / "hidden/.git").exists(), script
         assert await attempt(sandbox, "echo agreed > toolgate.yaml", ("toolgate.yaml",)) is None
