@@ -191,7 +191,7 @@ def test_a_terminal_is_asked(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gateway", "workspace", "checkout", first, "--data-dir", str(tmp_path / "data")]
     with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         os.write(ours, b"y\n")
-        printed, asked = process.communicate(timeout=60)
+        printed, asked = process.communicate(timeout=300)
     os.close(ours)
     os.close(theirs)
     assert asked.startswith("This changes files: 1 changed (a.txt). Continue? [y/N]: ")

@@ -31,7 +31,7 @@ def start(what: str, place: Path) -> subprocess.Popen[bytes]:
 
 
 def told(process: subprocess.Popen[bytes]) -> list[str]:
-    said, complaints = process.communicate(timeout=60)
+    said, complaints = process.communicate(timeout=300)
     # A thread of aiosqlite may be cut off in the middle of its complaint that the event loop has ended.
     assert complaints == b"" or (complaints.startswith(b"Exception in thread Thread-") and b"aiosqlite" in complaints)
     return said.decode().split()

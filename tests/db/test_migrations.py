@@ -55,7 +55,7 @@ def test_ten_processes_that_open_an_empty_directory_at_one_instant_all_succeed(t
         assert _pipe(process.stdout).readline() == "ready\n"
     for process in processes:
         _pipe(process.stdin).close()
-    assert [process.wait(timeout=60) for process in processes] == [0] * 10
+    assert [process.wait(timeout=300) for process in processes] == [0] * 10
     for process in processes:
         _pipe(process.stdout).close()
     connection = sqlite3.connect(tmp_path / "data" / "toolgate.db")

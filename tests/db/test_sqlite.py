@@ -125,7 +125,7 @@ def test_a_local_file_system_is_welcome(kind: str, tmp_path: Path) -> None:
 def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "toolgate.db"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    child = subprocess.run([sys.executable, __file__, str(path)], capture_output=True, text=True, timeout=60, env=env)
+    child = subprocess.run([sys.executable, __file__, str(path)], capture_output=True, text=True, timeout=300, env=env)
     assert child.stderr == ""
     printed = set(child.stdout.split())
     connection = sqlite3.connect(path)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from clock import Clock
-from eventually import TIMEOUT, async_eventually
+from eventually import TIME_LIMITS, TIMEOUT, async_eventually
 
 from gateway.calls import LOCAL, Call, Caller, ClientInfo, Outcome
 from gateway.config import Settings
@@ -677,9 +678,8 @@ async def test_drain_returns_when_all_calls_ended_and_refuses_those_that_wait_fo
 @pytest.mark.promise("X2")
 async def test_drain_returns_although_a_call_ignores_its_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "CANCEL_SECONDS", 0.05)
-    gate, cancelled, let_go = Concurrency(1, timeout=0.1), asyncio.Event(), asyncio.Event()
 
-    async def stubborn() -> None:
+    async def stubborn(cancelled: asyncio.Event, let_go: asyncio.Event) -> None:
         try:
             await anyio.sleep_forever()
         except asyncio.CancelledError:
@@ -688,11 +688,19 @@ async def test_drain_returns_although_a_call_ignores_its_cancellation(monkeypatc
                 await let_go.wait()
             raise
 
-    task = asyncio.create_task(around(gate, stubborn)(call()))
-    await anyio.wait_all_tasks_blocked()
-    with anyio.fail_after(TIMEOUT):
-        await gate.drain(grace=0)
-        assert cancelled.is_set() and not task.done()
-        await asyncio.sleep(0.2)  # its time is up too, before it lets go
-        let_go.set()
-        assert code(await task) == "SHUTTING_DOWN"
+    loop = asyncio.get_running_loop()
+    for seconds in TIME_LIMITS:
+        gate, cancelled, let_go = Concurrency(1, timeout=seconds), asyncio.Event(), asyncio.Event()
+        began = loop.time()
+        task = asyncio.create_task(around(gate, partial(stubborn, cancelled, let_go))(call()))
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(TIMEOUT):
+            await gate.drain(grace=0)
+            assert cancelled.is_set() and not task.done()
+            in_time = loop.time() < began + seconds
+            await asyncio.sleep(seconds)  # its time is up too, before it lets go
+            let_go.set()
+            ended = code(await task)
+        if in_time:
+            break
+    assert ended == "SHUTTING_DOWN"

@@ -270,7 +270,7 @@ async def test_a_child_that_will_not_leave_is_killed_in_bounded_time() -> None:
     assert not alive(pid)
 
 
-async def test_a_child_that_listens_to_sigterm_only_gets_it() -> None:
+async def test_a_child_that_listens_to_sigterm_only_gets_it(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('bye', file=sys.stderr, flush=True), sys.exit(0)))\n"
@@ -279,6 +279,13 @@ async def test_a_child_that_listens_to_sigterm_only_gets_it() -> None:
     )
     client = await open_client(StdioEndpoint(sys.executable, ("-c", program)), identity=CLIENT_IDENTITY)
     ending = client.transport._process  # type: ignore[attr-defined]
+    terminate = ending._process.terminate
+
+    def terminate_and_wait() -> None:
+        monkeypatch.setattr(process, "END_SECONDS", TIMEOUT)  # a busy machine may need long to deliver a signal
+        terminate()
+
+    monkeypatch.setattr(ending._process, "terminate", terminate_and_wait)
     await client.close()
     assert ending.stderr.tail == "bye"
 
@@ -292,7 +299,7 @@ async def test_a_cancelled_opening_leaves_nothing(impatient: None, delays: tuple
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    assert children() == before
+    assert set(children()) <= set(before)
 
 
 async def test_kill_minus_nine_of_the_gateway_ends_the_children_and_theirs(tmp_path: Path) -> None:

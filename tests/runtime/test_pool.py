@@ -120,7 +120,7 @@ async def test_too_many_who_wait_are_told_to_come_back(bench: Bench, monkeypatch
     holding = hold(bench, "0")
     await appears(bench.workspace("0") / "held")
     waiting = [asyncio.ensure_future(who(bench, str(n))) for n in (1, 2)]
-    await asyncio.sleep(0.02)
+    await async_eventually(lambda: len(bench.runtime._pool._starting) == 2)
     with pytest.raises(Unavailable) as refused:
         await who(bench, "3")
     assert refused.value.code == "OVERLOADED"
@@ -134,7 +134,7 @@ async def test_one_who_stops_waiting_leaves_the_queue_in_order(bench: Bench) -> 
     holding = hold(bench, "0")
     await appears(bench.workspace("0") / "held")
     first, second = (asyncio.ensure_future(who(bench, name)) for name in ("1", "2"))
-    await asyncio.sleep(0.02)
+    await async_eventually(lambda: len(bench.runtime._pool._waiting) == 2)
     first.cancel()
     await asyncio.wait([first])
     let_go(bench, "0")

@@ -186,7 +186,7 @@ async def test_a_folder_within_that_was_replaced_is_the_new_one(
 
 
 async def test_only_the_last_used_are_kept_and_not_for_ever(make: Make, any_sandbox: Sandbox, tmp_path: Path) -> None:
-    spares = make(kept=2, idle=5)
+    spares = make(kept=2)
     programs = [interpreter(any_sandbox, tmp_path / f"ws{number}") for number in range(3)]
     for number, each in enumerate(programs):
         await ready(spares, each, min(number + 1, 2))
@@ -195,10 +195,14 @@ async def test_only_the_last_used_are_kept_and_not_for_ever(make: Make, any_sand
             assert spares.waiting <= 2
             await anyio.sleep(0.005)
     assert [each.mounts for each in spares._recent.values()] == [each.mounts for each in programs[1:]]
+    idle = make(kept=2, idle=0.2)
+    idle.expect(programs[0], now=True)
+    (coming,) = idle._starting.values()
+    await coming
     with anyio.fail_after(60):
-        while spares.waiting:  # noqa: ASYNC110 - nothing tells of it
+        while idle._recent:  # noqa: ASYNC110 - nothing tells of it
             await anyio.sleep(0.05)
-    assert not spares._recent
+    assert not idle.waiting
 
 
 async def test_one_that_is_expected_now_is_the_one_that_is_used(make: Make, program: Program) -> None:

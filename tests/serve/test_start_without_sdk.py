@@ -54,7 +54,7 @@ def loaded_modules(tmp_path: Path, *messages: dict[str, Any]) -> tuple[list[dict
     """Run `toolgate serve` over stdio; return its answers and the modules it has loaded at its end."""
     lines = "".join(json.dumps(message) + "\n" for message in messages)
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(tmp_path / "data")], input=lines, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROBE, str(tmp_path / "data")], input=lines, capture_output=True, text=True, timeout=300
     )
     [loaded] = [line for line in done.stderr.splitlines() if line.startswith("LOADED ")]
     return [json.loads(line) for line in done.stdout.splitlines()], set(loaded.split()[1:])

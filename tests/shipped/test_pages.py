@@ -80,7 +80,7 @@ def dump(page: str, tmp_path: Path) -> str:
     (tmp_path / "page.html").write_text(page)
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
     arguments = ["--virtual-time-budget=2000", "--dump-dom", str(tmp_path / "page.html")]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=100).stdout
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=300).stdout
 
 
 def told(document: str) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def test_its_own_tests_pass(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "3 passed" in ran.stdout

@@ -110,7 +110,7 @@ def test_its_own_tests_pass(name: str) -> None:
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 

@@ -18,7 +18,7 @@ NEEDED = {"pydantic", "pydantic_core", "typing_extensions"}
 
 
 def python(*arguments: str, cwd: Path | None = None) -> str:
-    done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -301,7 +301,7 @@ def test_two_processes_writing_to_one_chat_keep_every_version_they_were_told_of(
     writers = [writer(tmp_path, name, 12) for name in ("ann", "bob")]
     for process in writers:
         begin(process)
-    reports = [line for process in writers for line in process.communicate(timeout=60)[0].split()]
+    reports = [line for process in writers for line in process.communicate(timeout=300)[0].split()]
     kept = manifests(tmp_path)
     assert len(reports) == 24 and set(reports) <= set(kept)
     assert len(files(tmp_path)) == 24

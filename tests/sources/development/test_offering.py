@@ -75,7 +75,7 @@ def test_while_the_category_is_off_nothing_is_looked_for(tmp_path: Path) -> None
         "print([name for name in sys.modules if 'sandbox' in name and name != 'gateway.config.settings'])\n"
         "print([name for name in sys.modules if name.startswith('gateway.sources.builtin.code.')])\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert ran.stdout == "[]\n[]\n"
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import anyio
 import pytest
-from eventually import TIMEOUT
+from eventually import TIME_LIMITS, TIMEOUT
 from journeys.servers import labs
 
 from gateway import Gateway
@@ -92,15 +93,18 @@ async def test_who_cannot_be_asked_is_not(tmp_path: Path, era: str, kind: str) -
 async def test_a_person_may_take_longer_to_answer_than_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(passthrough, "READ_SECONDS", 2.0)
-
     async def ask(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        await anyio.sleep(2.3)
+        await anyio.sleep(passthrough.READ_SECONDS + 0.1)
         return {"action": "decline"}
 
     async with gateway_to(tmp_path, lab=lab("handshake", tmp_path)) as gateway:
         client = ClientInfo(capabilities=ABLE, ask=ask)
-        assert await KINDS[kind](gateway, client) == [{"action": "decline"}]
+        for seconds in TIME_LIMITS:  # the server's own work may take long on a busy machine
+            monkeypatch.setattr(passthrough, "READ_SECONDS", seconds)
+            with suppress(Timeout):
+                answer = await KINDS[kind](gateway, client)
+                break
+        assert answer == [{"action": "decline"}]
         with pytest.raises(Timeout, match=r"lab:.+: no answer to"):
             await KINDS[kind](gateway, client, {**ASKED, "nap": "yes"})
         await labs.noted(tmp_path / "notes", "cancelled ask who")

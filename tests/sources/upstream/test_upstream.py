@@ -134,6 +134,7 @@ async def test_one_that_does_not_say_what_it_has_is_asked_again(
         with anyio.fail_after(TIMEOUT):
             await upstream.discover()
         assert not upstream.known
+        monkeypatch.setattr(server, "LIST_SECONDS", TIMEOUT)
         monkeypatch.setattr(definitions, "LISTS", dict.fromkeys(("tools", "prompts", "resources"), ("ping", "x")))
         await async_eventually(lambda: upstream.known)
 

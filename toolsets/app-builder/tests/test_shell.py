@@ -66,7 +66,7 @@ def test_bytes_that_are_no_text_do_not_break_the_answer():
 def test_a_command_is_stopped_when_its_time_is_up(call):
     started = time.monotonic()
     ran = run("echo begun; sleep 60 & sleep 60", timeout=2)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50
     assert ran["exit_code"] == 124
     assert ran["output"] == "begun\n\n[stopped after 2 seconds; give a larger 'timeout', at most 600]"
     assert [(report.total, report.message) for report in call.progress_reports][:1] == [(2, "begun")]
@@ -75,8 +75,8 @@ def test_a_command_is_stopped_when_its_time_is_up(call):
 def test_what_is_left_in_the_background_is_ended(tmp_path):
     started = time.monotonic()
     ran = run("sleep 60 & echo $!")
-    assert time.monotonic() - started < 20
-    deadline = time.monotonic() + 5
+    assert time.monotonic() - started < 50
+    deadline = time.monotonic() + 30
     while is_running(int(ran["output"])) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(int(ran["output"]))
