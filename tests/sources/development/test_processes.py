@@ -158,6 +158,15 @@ async def test_output_of_few_ended_processes_is_kept(tmp_path: Path, monkeypatch
         assert (await value(gateway, "process_output", {"process": "p2"}, "two"))["output"] == "done\n"
 
 
+async def test_closing_gateway_waits_for_processes_of_a_chat_that_has_just_ended(tmp_path: Path) -> None:
+    async with opened(tmp_path) as gateway:
+        ended = await start(gateway, SERVE, "one", port=8000)
+        gateway.builtins.end_chat("one")
+        await gateway.builtins.close()
+        assert not [task for task in asyncio.all_tasks() if "BackgroundProcess" in repr(task.get_coro())]
+        assert await is_gone(ended["url"])
+
+
 async def test_processes_end_with_their_chat_and_with_the_gateway(tmp_path: Path) -> None:
     async with opened(tmp_path) as gateway:
         ended, kept = await start(gateway, SERVE, "one", port=8000), await start(gateway, SERVE, "two", port=8000)

@@ -148,6 +148,7 @@ class ProcessTable:
         self.seconds = seconds
         self._per_chat = per_chat
         self._chats: dict[str, dict[str, BackgroundProcess]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
 
     async def start(
@@ -184,15 +185,16 @@ class ProcessTable:
     def end_chat(self, chat: str) -> None:
         """Kill the processes of a chat."""
         for process in self._chats.pop(chat, {}).values():
+            self._ending.add(process.task)
+            process.task.add_done_callback(self._ending.discard)
             process.task.cancel()
 
     async def close(self) -> None:
         """Kill every process and wait for its end."""
-        tasks = [process.task for chat in self._chats for process in self.list(chat)]
         for chat in list(self._chats):
             self.end_chat(chat)
-        if tasks:
-            await asyncio.wait(tasks)
+        if self._ending:
+            await asyncio.wait(self._ending)
 
     def _require_room(self, chat: str) -> None:
         known = self._chats.get(chat, {})
