@@ -200,6 +200,32 @@ def test_a_file_that_is_only_found_is_not_in_the_hands_of_the_tools_it_governs(
     assert config.read(path).chat == "found"  # who names it means it
 
 
+def test_a_file_in_the_workspace_is_used_once_all_of_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = in_the_current_folder(tmp_path, monkeypatch)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path.parent / "data"))
+    path.write_text("workspace: .\nchat: found\n")
+    with pytest.raises(Invalid, match="trust it as it is with: toolgate config trust"):
+        config.read()
+    config.trust(path)
+    assert config.read().chat == "found"
+    for content in ("chat: other\n", "", "chat: found\nlimits: {timeout: 1}\n"):
+        path.write_text(f"workspace: .\n{content}")  # as a tool could
+        with pytest.raises(Invalid, match="is in the workspace"):
+            config.read()
+    config.trust(path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    config.trust(path)
+    with pytest.raises(Invalid, match="is in the workspace"):
+        config.read()  # tools could change what is trusted, too
+    path.write_text("# nothing is set\n")
+    assert config.read(None, {"workspace": tmp_path}).workspace == tmp_path
+    path.chmod(0o666)
+    with pytest.raises(Invalid, match="can be changed by every user"):
+        config.trust(path)
+
+
 def test_a_file_of_a_repository_is_used_only_as_it_was_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = in_the_current_folder(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

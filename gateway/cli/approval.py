@@ -12,6 +12,7 @@ from gateway.admin import approvals, policy
 from gateway.approval.question import escape_text
 from gateway.cli.options import (
     as_json,
+    confirm,
     name_chat,
     print_json,
     print_table,
@@ -21,10 +22,10 @@ from gateway.cli.options import (
     short_id,
     short_time,
 )
-from gateway.cli.prompt import person
+from gateway.cli.prompt import can_ask, person
 from gateway.cli.tool import parse_arguments
 from gateway.config import Settings
-from gateway.errors import Invalid, NotFound
+from gateway.errors import InputRequired, Invalid, NotFound
 from gateway.gateway import Gateway
 from gateway.names import SUFFIX_LENGTH
 
@@ -126,6 +127,7 @@ def show(settings: Settings, approval_id: str | None, as_json: bool) -> None:
 @click.option("--always", is_flag=True, help="Also later calls in every chat, until the tool changes.")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Change an argument; may be given again.")
 @click.option("--json-args", help="Arguments to change, as one JSON object; --set adds to it.")
+@click.option("--yes", is_flag=True, help="Without ID: allow the one that waits without asking.")
 @as_json
 @settings_options
 def allow(
@@ -135,10 +137,11 @@ def allow(
     always: bool,
     pairs: tuple[str, ...],
     json_args: str | None,
+    yes: bool,
     as_json: bool,
 ) -> None:
     """Allow a waiting call once. Its caller continues by itself, or calls again with the same arguments. Without
-    ID, it is the only one that waits.
+    ID, it is the only one that waits: it is shown, and you are asked.
 
     With changed arguments it runs with those, and its caller is told. What they lead to may be asked about again.
     """
@@ -146,9 +149,10 @@ def allow(
     if for_chat + always + edits > 1:
         raise click.UsageError("use one of --for-chat, --always and changed arguments, which are allowed once")
     scope: Scope = "always" if always else "chat" if for_chat else "once"
+    allowed = approval_id or _choose_waiting(settings, yes)
 
     async def decide(gateway: Gateway) -> ApprovalRecord:
-        record = await _find(gateway, approval_id)
+        record = await _find(gateway, allowed)
         tool = gateway.find_tool(record.tool_id)
         changes = parse_arguments(tool.input_schema if tool is not None else {}, pairs, json_args)
         await approvals.allow(gateway, record.id, person(), scope, changes)
@@ -170,6 +174,18 @@ def allow(
         click.echo(
             f"not used yet: a caller that no longer waits has to call again, with these arguments, by {until} UTC"
         )
+
+
+def _choose_waiting(settings: Settings, yes: bool) -> str:
+    """Show the only call that waits, ask whether to allow it, and return its id. Without a terminal only --yes does."""
+    record = run_stored(settings, lambda gateway: _find(gateway, None))
+    click.echo(f"{record.message}\n", err=True)
+    if not yes and not can_ask():
+        words = f"toolgate approval allow {short_id(record.id)}"
+        raise InputRequired(f"there is no terminal to ask on; allow this call with --yes, or: {words}")
+    if not yes and not confirm("Allow this call?"):
+        raise InputRequired("nothing was decided; the call waits on", code="NOT_DECIDED")
+    return record.id
 
 
 @approval.command()

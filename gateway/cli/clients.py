@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import click
-from click.core import ParameterSource
 
 from gateway.admin.clients import CLIENTS, Snippet, make_snippets, serve_command
 from gateway.cli.help import COMMON_OPTIONS
@@ -65,7 +64,7 @@ def _name_settings_file(arguments: tuple[str, ...]) -> tuple[str, ...]:
 def _refuse_unusable(arguments: tuple[str, ...]) -> None:
     """Refuse arguments or settings that `serve` would refuse: the client would only see that the gateway ended."""
     from gateway import config
-    from gateway.cli.serve import serve
+    from gateway.cli.serve import refuse_http_options, serve
 
     context = serve.make_context("toolgate serve", list(arguments))
     given = context.params
@@ -75,10 +74,7 @@ def _refuse_unusable(arguments: tuple[str, ...]) -> None:
             "the client speaks stdio to the program that it starts; for a gateway over HTTP that you start yourself, "
             f"give its address instead: --url {url}"
         )
-    for name in ("host", "port", "allow_remote"):
-        if "http" not in given["transports"] and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = f"--{name.replace('_', '-')}"
-            click.echo(f"note: {option} is for a gateway over HTTP, and does nothing here", err=True)
+    refuse_http_options(context)
     config.read(given["config_file"], {"workspace": given["workspace"]} if given["workspace"] else {})
 
 

@@ -87,14 +87,15 @@ def check(file: Path | None) -> None:
 
 @config.command()
 def trust() -> None:
-    """Trust the settings file of this folder as it is now. One that came with a Git repository is not used before,
-    unless it is named with --config, and not after what it starts or allows has changed."""
+    """Trust the settings file of this folder as it is now. One in a Git repository or in the workspace is not used
+    before, unless it is named with --config, and not after a change of what it starts or allows (in a repository) or
+    of anything (in the workspace)."""
     path = settings_file.find()
     if path is None:
         raise NotFound("there is no toolgate.yaml in this folder", code="CONFIG_NOT_FOUND")
     settings_file.load(path)
     settings_file.trust(path)
-    click.echo(f"{path.absolute()} is trusted as it is now")
+    click.echo(f"{path.absolute()} is trusted as it is now; after a change of it, run this again")
 
 
 def _check_categories(settings: Settings, path: Path | None) -> Iterator[str]:

@@ -30,7 +30,7 @@ def init(here: bool, file: Path | None, yes: bool) -> None:
     """Set up Toolgate: write a commented settings file, import the servers of your MCP clients, and add the gateway to
     these clients. Each step is asked about; nothing that exists is overwritten."""
     path = file or (Path() if here else config.user_directory()) / "toolgate.yaml"
-    _write_settings(path)
+    _write_settings(path, here=here and file is None)
     if not yes and not can_ask():
         click.echo("to import servers and to set up clients too, run it on a terminal or with --yes")
         return
@@ -42,7 +42,7 @@ def init(here: bool, file: Path | None, yes: bool) -> None:
     click.echo("done; `toolgate doctor` checks what works, `toolgate serve --transport http` runs a gateway by hand")
 
 
-def _write_settings(path: Path) -> None:
+def _write_settings(path: Path, *, here: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         create_file(path, _TEMPLATE.read_bytes())
@@ -52,6 +52,8 @@ def _write_settings(path: Path) -> None:
         raise Conflict(f"{path} cannot be written: {error.strerror}; name another file with --config") from None
     else:
         click.echo(f"wrote {path}")
+        if here:
+            click.echo("after a change, in a Git repository or a workspace, trust it with: toolgate config trust")
 
 
 def _import_servers(path: Path, is_named: bool, agree: Callable[[str], bool]) -> None:

@@ -16,8 +16,11 @@ from typing import Any
 from gateway.errors import Unavailable
 from gateway.secrets import KNOWN, MaskingFormatter
 
-# Loggers shown on a terminal: clients, calls, questions, upstreams.
-EVENTS = ("gateway.clients", "gateway.calls", "gateway.approval.store", "gateway.sources.upstreams")
+# Loggers shown on a terminal: clients, calls, questions, upstreams, edits of toolsets.
+EVENTS = (
+    *("gateway.clients", "gateway.calls", "gateway.approval.store", "gateway.sources.upstreams"),
+    "gateway.sources.toolsets",
+)
 FILE_BYTES = 5 * 1024 * 1024
 FILES = 3
 # Records kept while the terminal is stopped; later ones are lost.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import click
+from click.core import ParameterSource
 
 from gateway.admin.clients import CLIENTS, make_snippets, serve_command
 from gateway.cli import exclude_from_gc
@@ -89,12 +90,23 @@ def serve(
     Over stdio it serves the client that started it; stdout carries the protocol only. Over HTTP it
     serves MCP's streamable HTTP at /mcp, by default on loopback.
     """
+    refuse_http_options(click.get_current_context())
     level = log_level or ("info" if verbose else None)
     file = None if log_file is None else Path(log_file) if log_file else settings.data_dir / "logs" / "toolgate.log"
     terminal = sys.stderr.isatty() and "stdio" not in transports
     with _set_logging(level, file, terminal=terminal, as_json=log_format == "json"):
         options = {"use_uvloop": "http" in transports}
         anyio.run(partial(_serve, settings, transports, host, port, allow_remote), backend_options=options)
+
+
+def refuse_http_options(context: click.Context) -> None:
+    """Refuse options of `serve` that only HTTP takes where it is not served: they would do nothing."""
+    if "http" in context.params["transports"]:
+        return
+    for name in ("host", "port", "allow_remote"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is for HTTP, which is not served; add --transport http", context)
 
 
 def _set_logging(

@@ -172,7 +172,11 @@ def _show_pipeline(gateway: Gateway, entry: CatalogEntry, as_json: bool) -> None
 def call(
     settings: Settings, name: str, arguments: tuple[str, ...], json_args: str | None, yes: bool, as_json: bool
 ) -> None:
-    """Call a tool. If it needs consent, you are asked here, unless --yes."""
+    """Call a tool. If it needs consent, you are asked here, unless --yes.
+
+    `toolgate tool show NAME` lists the arguments of a tool. Text is written as it is; numbers, true, false, lists and
+    objects as JSON, in single quotes: edits='[{"oldText": "a", "newText": "b"}]'.
+    """
 
     async def task() -> Outcome:
         async with show_progress(f"calling {name}") as line, Gateway.open(settings, connect="none") as gateway:
@@ -253,9 +257,7 @@ def _explain_lists(schema: Mapping[str, Any], values: Mapping[str, Any]) -> str:
         inner = next((each for each in _alternatives(schema, name) if each.get("type") == "array"), None)
         fields = _fields(schema, inner) if inner is not None else None
         if fields and not isinstance(values.get(name), list):
-            examples = {"string": "…", "boolean": True, "array": [], "object": {}}
-            item = {key: examples.get(kind, 1) for key, kind in fields.items() if not key.endswith("?")}
-            example = json.dumps({name: [item]}, ensure_ascii=False)
+            example = json.dumps({name: [_example(fields)]}, ensure_ascii=False)
             return f"; {name!r} is a list of {{{', '.join(fields)}}}: --json-args {shlex.quote(example)}"
     return ""
 
@@ -478,13 +480,30 @@ def parse_arguments(schema: Mapping[str, Any], pairs: tuple[str, ...], json_args
         if not equals:
             first = next(iter(schema.get("properties", {})), "KEY")
             raise Invalid(f"{pair!r}: write KEY=VALUE, such as {first}=VALUE")
-        kinds = {str(inner.get("type")) for inner in _alternatives(schema, key)}
-        values[key] = text if kinds - {"null"} == {"string"} else _value(text)
+        values[key] = _parse_value(schema, key, text)
     return values
 
 
-def _value(text: str) -> Any:
+def _parse_value(schema: Mapping[str, Any], key: str, text: str) -> Any:
+    """Parse one value; refused where only a list or an object fits and it is not JSON."""
+    alternatives = list(_alternatives(schema, key))
+    kinds = {str(inner.get("type")) for inner in alternatives} - {"null"}
+    if kinds == {"string"}:
+        return text
     try:
         return json.loads(text)
-    except ValueError:
-        return text
+    except ValueError as error:
+        if not kinds or not kinds <= {"array", "object"}:
+            return text
+        inner = next(inner for inner in alternatives if inner.get("type") != "null")
+        fields = _fields(schema, inner) if inner.get("type") == "array" else None
+        example = [_example(fields)] if fields else [1, 2] if kinds == {"array"} else {"key": "value"}
+        what = " or ".join({"array": "a list", "object": "an object"}[kind] for kind in sorted(kinds))
+        typed = f"{key}={shlex.quote(json.dumps(example, ensure_ascii=False))}"
+        raise Invalid(f"{key!r} is {what}, written as JSON in single quotes, such as {typed}; {error}") from None
+
+
+def _example(fields: Mapping[str, str]) -> dict[str, Any]:
+    """An object with the required fields of these, to type."""
+    examples = {"string": "…", "boolean": True, "array": [], "object": {}}
+    return {key: examples.get(kind, 1) for key, kind in fields.items() if not key.endswith("?")}

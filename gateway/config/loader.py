@@ -57,8 +57,8 @@ def user_directory() -> Path:
 
 def read(explicit: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings of the file named, else of the one found. They start programs and say what is asked about, so one
-    that was only found must not be in the hands of others, nor of the tools it governs, nor come unread with a
-    repository."""
+    that was only found must not be in the hands of others, nor as the tools it governs have left it, nor come unread
+    with a repository."""
     path = find(explicit)
     settings = load(path, overrides)
     if path is not None and explicit is None:
@@ -207,39 +207,62 @@ def _line_of(document: YamlDocument, place: Place) -> int | None:
 
 
 def _refuse_untrusted(path: Path, settings: Settings) -> None:
+    _refuse_others(path)
+    content = read_document(path).value
+    workspace = None if settings.workspace is None else settings.workspace.resolve()
+    if workspace is None or not path.resolve().is_relative_to(workspace):
+        is_ours = True
+    else:
+        is_ours = _is_trusted(path, "all", content) and not _trust_file().resolve().is_relative_to(workspace)
+    if content and not is_ours:
+        raise Invalid(
+            f"{path} is in the workspace, where tools can change it; read it, then trust it as it is with: toolgate "
+            f"config trust (again after each change), or use --config {shlex.quote(str(path))}",
+            code="UNTRUSTED_CONFIG",
+            file=str(path),
+        )
+    _refuse_foreign(path, content)
+
+
+def _refuse_others(path: Path) -> None:
+    """Refuse a file that other users can change: trust in its content would end at once."""
     known = path.stat()
-    reason = None
-    if settings.workspace is not None and path.resolve().is_relative_to(settings.workspace.resolve()):
-        reason = "is in the workspace, where tools can change it"
-    elif hasattr(os, "geteuid") and known.st_uid not in (0, os.geteuid()):
+    if hasattr(os, "geteuid") and known.st_uid not in (0, os.geteuid()):
         reason = "belongs to another user"
     elif os.name == "posix" and known.st_mode & stat.S_IWOTH:
         reason = "can be changed by every user"
-    if reason is not None:
-        raise Invalid(
-            f"{path} {reason}; move your settings elsewhere, or use --config {path} if you trust its content",
-            code="UNTRUSTED_CONFIG",
-        )
-    _refuse_foreign(path)
+    else:
+        return
+    raise Invalid(
+        f"{path} {reason}; move your settings elsewhere, or use --config {path} if you trust its content",
+        code="UNTRUSTED_CONFIG",
+    )
 
 
 def trust(path: Path) -> None:
-    """Record that the person trusts what a settings file starts and allows, as it is now."""
+    """Record that the person trusts a settings file as it is now; refused where other users can change it. In a
+    repository only what it starts and allows has to stay the same, in a workspace all of it."""
+    _refuse_others(path)
+    content = read_document(path).value
     known = _read_trusted()
-    known[str(path.resolve())] = _digest(_read_privileged_sections(path))
+    known[str(path.resolve())] = {"privileged": _digest(_select_privileged(content)), "all": _digest(content)}
     _trust_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     replace_private(_trust_file(), json.dumps(known, indent=2).encode())
 
 
-def _refuse_foreign(path: Path) -> None:
+def _is_trusted(path: Path, part: str, content: Mapping[str, Any]) -> bool:
+    return _read_trusted().get(str(path.resolve()), {}).get(part) == _digest(content)
+
+
+def _refuse_foreign(path: Path, content: Mapping[str, Any]) -> None:
     """Refuse a file of a repository until it is trusted: whoever cloned it may not have written it, nor read it."""
     folder = path.resolve().parent
     if folder == user_directory().resolve() or not any(
         (above / ".git").exists() for above in (folder, *folder.parents)
     ):
         return
-    privileged = _read_privileged_sections(path)
-    if privileged and _read_trusted().get(str(path.resolve())) != _digest(privileged):
+    privileged = _select_privileged(content)
+    if privileged and not _is_trusted(path, "privileged", privileged):
         raise Invalid(
             f"{path} belongs to a Git repository and sets {', '.join(privileged)}, so it can start programs and change "
             "what is asked; read it, then trust it as it is with: toolgate config trust",
@@ -248,25 +271,26 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-def _read_privileged_sections(path: Path) -> dict[str, Any]:
-    """The settings of a file that can start, reach or allow something."""
-    return {key: value for key, value in read_document(path).value.items() if key not in _HARMLESS}
+def _select_privileged(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that can start, reach or allow something."""
+    return {key: value for key, value in content.items() if key not in _HARMLESS}
 
 
-def _digest(privileged: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(privileged, sort_keys=True, default=str).encode()).hexdigest()
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _trust_file() -> Path:
-    """In the default data directory, which is never part of a workspace that tools can change."""
+    """In the default data directory, which is part of a workspace that tools can change only if another is set."""
     return Path(platformdirs.user_data_dir("toolgate", appauthor=False)) / "trusted.json"
 
 
-def _read_trusted() -> dict[str, str]:
+def _read_trusted() -> dict[str, dict[str, str]]:
     try:
-        return dict(json.loads(_trust_file().read_bytes()))
+        known = dict(json.loads(_trust_file().read_bytes()))
     except (OSError, ValueError, TypeError):
         return {}
+    return {path: digests for path, digests in known.items() if isinstance(digests, dict)}
 
 
 def resolve_variables(text: str, environment: Mapping[str, str] = os.environ, field: str = "") -> str:

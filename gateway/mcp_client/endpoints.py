@@ -35,7 +35,7 @@ class Confinement(Value):
 class StdioEndpoint(Value):
     """A program that speaks MCP over stdin and stdout. Its environment is `env` and a few variables every program
     needs. It starts in `cwd`, or in the gateway's working directory. With `sandbox` it runs in one. Its stderr is kept
-    in the file `log`, if there is one."""
+    in the file `log`, if there is one. With `is_typed` its command was typed, else it stands in a file: advice fits."""
 
     command: str
     args: tuple[str, ...] = ()
@@ -43,6 +43,7 @@ class StdioEndpoint(Value):
     cwd: str | None = None
     sandbox: Confinement | None = field(default=None, repr=False)
     log: Path | None = field(default=None, repr=False, compare=False)
+    is_typed: bool = field(default=True, repr=False, compare=False)
 
     @property
     def label(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
@@ -167,7 +168,7 @@ async def start_process(endpoint: StdioEndpoint) -> ServerProcess:
 async def _start_unconfined(endpoint: StdioEndpoint) -> Process:
     env = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(endpoint.env)
     cwd = endpoint.cwd or str(Path.cwd())
-    program = find_program(endpoint.command, cwd, env.get("PATH", os.defpath))
+    program = find_program(endpoint, cwd, env.get("PATH", os.defpath))
     if not Path(cwd).is_dir():
         raise Unreachable(f"{endpoint.label} cannot be started: its working directory {cwd} does not exist")
     try:
@@ -176,12 +177,15 @@ async def _start_unconfined(endpoint: StdioEndpoint) -> Process:
         raise Unreachable(f"{endpoint.label} cannot be started: {error}") from None
 
 
-def find_program(command: str, cwd: str, path: str) -> str:
+def find_program(endpoint: StdioEndpoint, cwd: str, path: str) -> str:
     """Return the full path of a program; a relative command is looked up in `cwd`, where the program will start."""
+    command = endpoint.command
     program = shutil.which(str(Path(cwd, command)) if os.sep in command else command, path=path)
     words = command.split()
     if program is None and len(words) > 1 and shutil.which(words[0], path=path):
-        raise Unreachable(f"{command!r} is not one program: write it without quotes, as separate words: -- {command}")
+        keys = f"write its arguments apart: command: {words[0]}, args: {json.dumps([*words[1:], *endpoint.args])}"
+        advice = f"write it without quotes, as separate words: -- {command}" if endpoint.is_typed else keys
+        raise Unreachable(f"{command!r} is not one program: {advice}")
     if program is None:
         raise Unreachable(f"the program {command!r} was not found: install it or give its full path")
     return str(Path(cwd, program))

@@ -60,7 +60,7 @@ def plan_program(endpoint: StdioEndpoint, confinement: Confinement) -> Program:
     env |= {"NODE_USE_ENV_PROXY": "1"} if confinement.network else {}
     env |= endpoint.env
     cwd = Path(endpoint.cwd or Path.cwd())
-    command = find_program(endpoint.command, str(cwd), env.get("PATH", os.defpath))
+    command = find_program(endpoint, str(cwd), env.get("PATH", os.defpath))
     untrusted = [*own, *(path for path, writable in paths.items() if writable)]
     dependencies = _Dependencies(untrusted, env.get("PATH", os.defpath))
     dependencies.add(Path(command), project=confinement.toolset is None)

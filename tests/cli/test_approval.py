@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pexpect
 import pytest
 from click.testing import CliRunner
 
@@ -79,7 +80,8 @@ def test_a_call_is_allowed_or_denied_once(tmp_path: Path, waiting: dict[str, Any
 
 def test_an_allowance_that_nobody_used_is_not_shown_as_unanswered(tmp_path: Path, waiting: dict[str, Any]) -> None:
     run(tmp_path, "deny", json.loads(run(tmp_path, "list", "--json"))[1]["id"])
-    run(tmp_path, "allow")
+    assert "there is no terminal to ask on; allow this call with --yes, or: " in run(tmp_path, "allow", status=1)
+    run(tmp_path, "allow", "--yes")
     with closing(sqlite3.connect(tmp_path / DATABASE_FILE)) as db, db:
         db.execute("UPDATE approvals SET expires_at = '2020' WHERE status = 'allowed'")
     assert "status       allowed, not used in time\n" in run(tmp_path, "show", waiting["id"])
@@ -156,6 +158,22 @@ class Vault:
 
     async def call_tool(self, call: Call) -> Outcome:
         return Outcome(value=dict(call.arguments))
+
+
+def test_the_call_that_waits_is_shown_and_asked_about_where_none_is_named(
+    tmp_path: Path, waiting: dict[str, Any]
+) -> None:
+    run(tmp_path, "deny", json.loads(run(tmp_path, "list", "--json"))[1]["id"])
+    for reply, status, end in (("n", 1, "nothing was decided; the call waits on"), ("y", 0, "allowed")):
+        command = [sys.executable, "-m", "gateway", "approval", "allow", "--data-dir", str(tmp_path)]
+        child = pexpect.spawn(command[0], command[1:], timeout=PATIENCE, encoding="utf-8")
+        child.expect(r'Run delete_file\?\s+Why: delete_file always asks first\s+Arguments:\s+path: "a.txt"')
+        child.expect(r"Allow this call\? \[y/N\]: ")
+        child.sendline(reply)
+        child.expect(end)
+        child.expect(pexpect.EOF)
+        child.close()
+        assert child.exitstatus == status
 
 
 def converse(data: Path, replies: str, *arguments: str) -> tuple[int, str, str]:

@@ -765,5 +765,5 @@ def test_settings_inside_the_workspace_are_not_written_into_an_entry(
 ) -> None:
     (tmp_path / ".cursor").mkdir()
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "toolgate.yaml").touch()
+    (tmp_path / "toolgate.yaml").write_text("chat: mine")
     assert refused(run("install", "cursor", "--", "--workspace", ".")).code == "UNTRUSTED_CONFIG"

@@ -415,6 +415,16 @@ def test_a_server_of_the_settings_is_not_sent_to_a_command_that_refuses_it(run: 
     assert recommended(text) == []
 
 
+def test_a_command_with_arguments_in_the_settings_is_answered_with_their_keys(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "toolgate.yaml").write_text("mcpServers: {docs: {command: sh -c, args: [exit 3]}}")
+    status, text = run("upstream", "test", "docs")
+    advice = """'sh -c' is not one program: write its arguments apart: command: sh, args: ["-c", "exit 3"]"""
+    assert (status, advice in text, "--" in text) == (1, True, False), text
+    keys = advice.partition("apart: ")[2]
+    (tmp_path / "toolgate.yaml").write_text(f"mcpServers: {{docs: {{{keys}}}}}")
+    assert "sh ended with exit code 3" in run("upstream", "test", "docs")[1]
+
+
 def test_extension_that_cannot_be_loaded_is_named_with_its_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "toolgate.yaml").write_text("chat: a\nextensions:\n- use: nosuchmodule:X\n")
     status, text = run("config", "check")
@@ -472,6 +482,10 @@ def test_a_new_toolset_in_an_awkward_folder_is_named_for_the_shell(run: Run) -> 
             ["tool", "call", "edit_file", "path=a", "oldText=x"],
             """; 'edits' is a list of {oldText, newText, replaceAll?}: --json-args '{"edits": [{"oldText": "…", """,
         ),
+        (
+            ["tool", "call", "edit_file", "path=a", "edits={oldText: a}"],
+            """'edits' is a list, written as JSON in single quotes, such as edits='[{"oldText": "…", "newText""",
+        ),
         (["upstream", "logs", "nope"], "there is no upstream 'nope'"),
         (
             ["tool", "call", "zzzzzzzzz"],
@@ -509,6 +523,12 @@ def test_a_new_toolset_in_an_awkward_folder_is_named_for_the_shell(run: Run) -> 
         (["nope"], "there is no command 'nope' (see 'toolgate --help')"),
         (["help", "nope"], "there is no command 'nope' (see 'toolgate --help')"),
         (["help", "upstream", "lst"], "there is no command 'lst'; did you mean 'list'? (see 'toolgate upstream --help"),
+        (["serve", "--port", "9000"], "--port is for HTTP, which is not served; add --transport http (see"),
+        (["serve", "--allow-remote"], "--allow-remote is for HTTP, which is not served; add --transport http (see"),
+        (
+            ["client", "install", "cursor", "--", "--host", "::1"],
+            "--host is for HTTP, which is not served; add --transport http (see 'toolgate serve --help')",
+        ),
         (["serve", "--port", "abc"], "Invalid value for '--port': 'abc' is not a whole number (see"),
         (
             ["serve", "--transport", "http", "--host", "nosuch.invalid"],
@@ -563,6 +583,22 @@ def test_settings_of_a_repository_are_used_once_they_are_trusted(run: Run, tmp_p
     assert run("upstream", "list")[0] == 0
 
 
+def test_settings_in_the_workspace_are_used_once_they_are_trusted(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    monkeypatch.chdir(tmp_path / "site")
+    status, text = run("init", "--here")
+    assert (status, recommended(text)) == (0, [["config", "trust"]])
+    Path("toolgate.yaml").write_text("chat: mine\nworkspace: .\n")
+    for _ in range(2):
+        status, text = run("tool", "list")
+        assert (status, [words[:2] for words in recommended(text)]) == (1, [["config", "trust"]]), text
+        assert run("config", "trust")[0] == 0
+        assert run("tool", "list")[0] == 0
+        Path("toolgate.yaml").write_text("chat: other\nworkspace: .\n")
+
+
 def test_a_tool_is_named_as_it_is_typed(run: Run) -> None:
     assert run("toolset", "new", "words")[0] == 0
     status, text = run("toolset", "install", "words")
@@ -592,13 +628,6 @@ def test_a_file_that_cannot_be_imported_is_no_server(run: Run, tmp_path: Path) -
     (tmp_path / ".cursor/mcp.json").write_text("{")
     _, line = run("upstream", "import")[1].splitlines()[:2]
     assert line.split()[:3] == ["-", "skipped", str(tmp_path / ".cursor/mcp.json")]
-
-
-def test_an_option_that_means_nothing_over_stdio_is_said(run: Run, tmp_path: Path) -> None:
-    (tmp_path / ".cursor").mkdir()
-    status, text = run("client", "install", "cursor", "--", "--port", "99")
-    assert (status, "note: --port is for a gateway over HTTP, and does nothing here\n" in text) == (0, True)
-    assert "note:" not in run("client", "install", "cursor")[1]
 
 
 def test_installed_toolset_says_how_to_call_its_first_tool(run: Run, tmp_path: Path) -> None:

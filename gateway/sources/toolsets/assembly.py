@@ -141,6 +141,7 @@ class FolderWatcher:
     def __init__(self, library: ToolsetLibrary) -> None:
         self._library = library
         self._watching: dict[Path, asyncio.Task[None]] = {}
+        self._refused: set[Path] = set()
 
     def watch(self, folders: Collection[Path], edited: Callable[[], None]) -> None:
         """Watch these folders and no others from now on."""
@@ -175,10 +176,15 @@ class FolderWatcher:
             installed = await self._library.install(folder, source_type="local", source_ref=str(folder), live=True)
         except GatewayError as refusal:
             log.warning("the toolset in %s stays as it was: %s", folder, refusal)
+            self._refused.add(folder)
             return
         except Exception:
             log.exception("the toolset in %s stays as it was", folder)
+            self._refused.add(folder)
             return
+        if folder in self._refused:
+            self._refused.remove(folder)
+            log.info("the toolset in %s is valid again, and offered as it is now", folder)
         if installed.changed:
             edited()
 

@@ -154,6 +154,7 @@ class Spec(Value):
             args=tuple(map(resolve, settings.args)),
             env={name: resolve(value, name) for name, value in settings.env.items()},
             cwd=self._directory(resolve(settings.cwd) if settings.cwd is not None else None),
+            is_typed=self.origin == ADDED,
         )
 
     def _directory(self, cwd: str | None) -> str | None:

@@ -166,6 +166,23 @@ print(socket.create_connection(server.getsockname(), 30).recv(5).decode())
         assert (await python(client, code))["stdout"] == "hello\n"
 
 
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "import urllib.request\nurllib.request.urlopen('http://example.org')"),
+        ("bash", "curl -sS http://example.org || git ls-remote http://example.org/a.git"),
+    ],
+)
+async def test_an_error_for_want_of_a_network_names_the_setting(client: ToolClient, language: str, code: str) -> None:
+    outcome = await client.call("run_code", language=language, code=code)
+    assert outcome.content is not None
+    last = outcome.content[0]["text"].splitlines()[-1]
+    assert last == "[programs have no network here; the operator turns it on with sandbox.network: true]", outcome
+    outcome = await client.call("run_code", language="python", code="print('resolve host'); 1/0")
+    assert outcome.content is not None
+    assert "network" not in outcome.content[0]["text"]
+
+
 async def test_what_takes_too_long_is_ended_and_what_it_said_is_kept(client: ToolClient) -> None:
     for run, code in (
         (python, "print('begun')\nwhile True: pass"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from eventually import TIMEOUT, async_eventually
 
 from gateway import Gateway
+from gateway.cli.logs import EVENTS
 
 from .writing import require_sandbox, write_toolset
 
@@ -88,12 +90,14 @@ async def test_only_the_code_changes_and_the_next_call_runs_it(gateway: Gateway,
 async def test_a_bad_edit_changes_nothing_until_it_is_mended(
     gateway: Gateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, EVENTS[-1])
     (tmp_path / "lab/tools/code.py").write_text("def one(:\n")
     await async_eventually(lambda: "stays as it was" in caplog.text)
     await async_eventually(lambda: "code.py line 1" in caplog.text)  # a file may be read while it is being written
     assert (await gateway.call("lab:one")).value == 1
     edit(tmp_path / "lab", "two", 2)
     await async_eventually(lambda: offered(gateway) == {"lab:two"})
+    assert f"the toolset in {tmp_path / 'lab'} is valid again, and offered as it is now" in caplog.text
 
 
 @pytest.mark.slow

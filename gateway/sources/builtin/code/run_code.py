@@ -31,6 +31,12 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Variables that make an interpreter run other code than the given one.
 _REFUSED = re.compile(r"(LD_|DYLD_|PYTHON).*|BASH_ENV|ENV|BASH_FUNC_.*")
 
+# How programs report that a host has no address, or no way leads there.
+_NO_NETWORK = re.compile(
+    "name resolution|Name or service not known|[Nn]etwork is unreachable|[Cc]ould not resolve|Couldn't resolve"
+    "|unable to resolve host|EAI_AGAIN|ENOTFOUND|ENETUNREACH"
+)
+
 Timeout = Annotated[float | None, Field(gt=0, description="Seconds the program may take; default the maximum")]
 
 
@@ -94,7 +100,7 @@ async def run_code(
     else:
         finished = await _shell(context, "main.sh", code, args=args, env=env, timeout=timeout)
     result = _result(context, finished)
-    return result, _text(result)
+    return result, _text(context, result)
 
 
 async def _shell(
@@ -156,7 +162,7 @@ async def run_command(
     check_text(command)
     finished = await _shell(context, "command", command, cwd=context.directory(directory), timeout=timeout)
     result = _result(context, finished)
-    return result, _text(result)
+    return result, _text(context, result)
 
 
 def check_environment(env: dict[str, str]) -> None:
@@ -201,8 +207,8 @@ def _result(context: CodeContext, finished: FinishedProgram) -> ProgramResult:
     )
 
 
-def _text(result: ProgramResult) -> str:
-    """Return the output and the exit code, for the model."""
+def _text(context: CodeContext, result: ProgramResult) -> str:
+    """Return the output, the exit code, and the cause of an error that a network would have prevented."""
     parts = [result.stdout.rstrip("\n")]
     if result.stderr.strip():
         parts.append(f"[stderr]\n{result.stderr.rstrip()}")
@@ -212,4 +218,6 @@ def _text(result: ProgramResult) -> str:
         parts.append(f"[stopped: {result.killed} limit exceeded; exit code {result.exit_code}]")
     else:
         parts.append(f"[exit code {result.exit_code}, {result.duration} ms]")
+    if context.network is None and _NO_NETWORK.search(result.stderr):
+        parts.append("[programs have no network here; the operator turns it on with sandbox.network: true]")
     return "\n".join(part for part in parts if part)
