@@ -37,6 +37,9 @@ from gateway.workspace.gc import sizes
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
 
+# How long a server may take to start and to answer. A program that takes longer is tried with `toolgate upstream test`.
+ANSWER_SECONDS = 10.0
+
 _WAL_RESET_FIXED = (3, 51, 3)
 _LOW_SPACE_MEBIBYTES = 512
 # Tools named for their long descriptions.
@@ -113,12 +116,14 @@ def _check_descriptions(catalog: Catalog) -> Iterator[HealthCheck]:
         yield HealthCheck("tools", "note", f"{advice}: {shown}")
 
 
-async def check_upstreams(gateway: Gateway, step: Step = ignore_step) -> list[HealthCheck]:
+async def check_upstreams(
+    gateway: Gateway, step: Step = ignore_step, timeout: float = ANSWER_SECONDS
+) -> list[HealthCheck]:
     """Probe the servers that are on; those of toolsets are reported as they were when they last answered."""
     setup = await load_setup(gateway)
     enabled = [spec for spec in setup.specs.values() if spec.settings.enabled]
     own = gateway.upstreams.own
-    results = await probe_all(setup, [spec for spec in enabled if spec.name in own], step)
+    results = await probe_all(setup, [spec for spec in enabled if spec.name in own], step, timeout)
     return [
         *[check for name, result in results async for check in _check_probe(setup, name, result)],
         *[await _check_unstarted(setup, spec) for spec in enabled if spec.name not in own],

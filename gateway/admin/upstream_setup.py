@@ -31,7 +31,7 @@ from gateway.sources.upstreams.registry import CLIENT_IDENTITY
 from gateway.sources.upstreams.secret_store import UpstreamCredentials, missing
 from gateway.sources.upstreams.spec import ADDED, SETTINGS, Spec
 from gateway.sources.upstreams.tools import HELD
-from gateway.sources.upstreams.upstream import LIST_SECONDS, Upstream, open_newest
+from gateway.sources.upstreams.upstream import LIST_SECONDS, START_SECONDS, Upstream, open_newest
 from gateway.text import visible
 from gateway.tools import Tool
 from gateway.value import Value
@@ -197,8 +197,10 @@ class ProbeResult(Value):
         }
 
 
-async def probe_upstream(setup: UpstreamSetup, spec: Spec, step: Step = ignore_step) -> ProbeResult:
-    """Connect to a server and list what it has; refused with the reason when it does not answer. Its lists are
+async def probe_upstream(
+    setup: UpstreamSetup, spec: Spec, step: Step = ignore_step, timeout: float = START_SECONDS
+) -> ProbeResult:
+    """Connect to a server and list what it has; refused with the reason when it does not answer in time. Its lists are
     remembered and pinned, as when the gateway itself connects. `step` is told what is done."""
     require_variables(setup, spec)
     store = setup.gateway.upstreams.store
@@ -208,7 +210,7 @@ async def probe_upstream(setup: UpstreamSetup, spec: Spec, step: Step = ignore_s
     try:
         started = time.perf_counter()
         link = await open_newest(
-            spec, access.endpoint(), CLIENT_IDENTITY, era, lambda text: step(f"{spec.name}: {text}")
+            spec, access.endpoint(), CLIENT_IDENTITY, era, lambda text: step(f"{spec.name}: {text}"), timeout
         )
         step(f"{spec.name}: listing its tools")
         connected = time.perf_counter()
@@ -228,7 +230,7 @@ async def probe_upstream(setup: UpstreamSetup, spec: Spec, step: Step = ignore_s
 
 
 async def probe_all(
-    setup: UpstreamSetup, specs: Iterable[Spec], step: Step = ignore_step
+    setup: UpstreamSetup, specs: Iterable[Spec], step: Step = ignore_step, timeout: float = START_SECONDS
 ) -> list[tuple[str, ProbeResult | GatewayError]]:
     """Probe servers, a few at a time; each name with the result or the reason why it did not answer."""
     slots = asyncio.Semaphore(_CONCURRENT_PROBES)
@@ -236,7 +238,7 @@ async def probe_all(
     async def probe(spec: Spec) -> tuple[str, ProbeResult | GatewayError]:
         async with slots:
             try:
-                return spec.name, await probe_upstream(setup, spec, step)
+                return spec.name, await probe_upstream(setup, spec, step, timeout)
             except GatewayError as error:
                 return spec.name, error
 

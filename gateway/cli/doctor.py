@@ -19,12 +19,19 @@ from gateway.secrets import KNOWN
 
 
 @click.command()
+@click.option(
+    "--wait",
+    type=click.FloatRange(0, min_open=True),
+    default=health.ANSWER_SECONDS,
+    show_default=True,
+    help="Seconds to wait for the answer of a server.",
+)
 @as_json
 @settings_options
-def doctor(settings: Settings, as_json: bool) -> int:
+def doctor(settings: Settings, wait: float, as_json: bool) -> int:
     """Check everything the gateway needs. Exit 1 when something must be repaired."""
     file = config.find(click.get_current_context().params["config_file"])
-    checks = run(lambda: _check(settings, file))
+    checks = run(lambda: _check(settings, file, wait))
     if as_json:
         print_json(KNOWN.mask_value([asdict(check) for check in checks]))
     else:
@@ -35,20 +42,18 @@ def doctor(settings: Settings, as_json: bool) -> int:
     return int(any(check.state == "fail" for check in checks))
 
 
-async def _check(settings: Settings, file: Path | None) -> list[HealthCheck]:
+async def _check(settings: Settings, file: Path | None, wait: float) -> list[HealthCheck]:
     async with show_progress("checking this machine") as line:
-        return await _run_checks(settings, file, line)
+        return await _run_checks(settings, file, line, wait)
 
 
-async def _run_checks(settings: Settings, file: Path | None, line: ProgressLine) -> list[HealthCheck]:
-    checks = await health.check_machine(settings, file)
+async def _run_checks(settings: Settings, file: Path | None, line: ProgressLine, wait: float) -> list[HealthCheck]:
     try:
-        # One after the other, so that no server runs twice at once.
-        async with Gateway.open(settings, connect="own") as gateway:
-            found = await health.check_health(gateway, file)
-            checks = [check for check in found if check.subject != "upstream"]
         async with Gateway.open(settings, connect="none") as gateway:
-            checks += await health.check_upstreams(gateway, line.step)
+            servers = await health.check_upstreams(gateway, line.step, wait)
+        async with Gateway.open(settings, connect="none") as gateway:  # with the tools that they have listed now
+            found = await health.check_health(gateway, file)
+            checks = [*(check for check in found if check.subject != "upstream"), *servers]
     except GatewayError as error:
-        checks.append(HealthCheck("gateway", "fail", str(error)))
+        checks = [*await health.check_machine(settings, file), HealthCheck("gateway", "fail", str(error))]
     return [*checks, health.check_storage(settings), *health.check_clients()]

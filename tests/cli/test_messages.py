@@ -693,6 +693,15 @@ def test_a_server_that_hangs_is_named_and_not_waited_for_as_long_again(
     assert "did you mean 'find_files'" in run("tool", "call", "find_file")[1]
 
 
+def test_the_doctor_waits_for_a_server_that_hangs_as_long_as_it_is_told(run: Run, tmp_path: Path) -> None:
+    program = "import sys; open('starts', 'a').write('x'); sys.stdin.read()"
+    run("upstream", "add", "mute", "--no-test", "--", sys.executable, "-c", program)
+    status, text = run("doctor", "--wait", "0.5")
+    assert (status, "did not answer within 0.5 seconds" in text) == (1, True)
+    assert ["upstream", "test", "mute"] in recommended(text)
+    assert (tmp_path / "starts").read_text() == "x"  # it was started once
+
+
 def test_a_deleted_file_that_git_ignores_is_said_and_comes_back(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "web"
     (folder / "build").mkdir(parents=True)

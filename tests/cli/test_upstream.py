@@ -585,7 +585,7 @@ def test_a_server_of_the_sdk_is_added_called_and_found_by_the_doctor(home: Path)
     failed = toolgate(home, "upstream", "test", "gone", code=1)
     assert [line.partition(" ")[0] for line in failed.stderr.splitlines()] == ["…", "toolgate:"]
     assert "stderr: bye" in failed.stderr
-    examined = toolgate(home, "doctor", "--json", code=1)
+    examined = toolgate(home, "doctor", "--json", "--wait", "120", code=1)
     found = [each for each in json.loads(examined.stdout) if each["subject"] == "upstream"]
     assert [(each["state"], each["message"].split()[0]) for each in found] == [("fail", "gone"), ("ok", "time")]
     assert examined.stderr == ""

@@ -300,7 +300,7 @@ async def test_tools_left_out_and_unchecked_are_said_on_stderr_and_by_doctor(tmp
     async with over_stdio(tmp_path, MODERN, "--config", str(file)) as client:
         assert {"odd__int", "odd__fine"} <= {each.name for each in await every_tool(client)}
     log = (tmp_path / "stderr.log").read_text()
-    command = [*serve_command(tmp_path / "data")[:3], "doctor", "--data-dir", str(tmp_path / "data")]
+    command = [*serve_command(tmp_path / "data")[:3], "doctor", "--wait", "120", "--data-dir", str(tmp_path / "data")]
     doctor = await anyio.run_process([*command, "--config", str(file)], env=environment(tmp_path), check=False)
     for output in (log, doctor.stdout.decode()):
         assert output.count("odd:none is left out: the server lists it without an input schema") == 1

@@ -518,14 +518,19 @@ class Upstream:
 
 
 async def open_newest(
-    spec: Spec, endpoint: Endpoint, identity: ClientIdentity, known: str | None, step: Step = ignore_step
+    spec: Spec,
+    endpoint: Endpoint,
+    identity: ClientIdentity,
+    known: str | None,
+    step: Step = ignore_step,
+    timeout: float = START_SECONDS,
 ) -> McpClient:
     """Open a connection in the newest era of a server, or in that of its settings. `known` is its version of the last
     time."""
     protocol = spec.settings.protocol
     version = {"modern": LATEST_MODERN_VERSION, "handshake": LATEST_HANDSHAKE_VERSION}.get(protocol, known)
     try:
-        link = await open_client(endpoint, identity=identity, timeout=START_SECONDS, version=version, step=step)
+        link = await open_client(endpoint, identity=identity, timeout=timeout, version=version, step=step)
     except RpcError as error:
         if protocol == "auto":
             raise
