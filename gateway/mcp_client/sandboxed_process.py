@@ -28,6 +28,8 @@ _USER = "sandbox"
 _REFUSED_FOLDERS = tuple(map(Path, ("/proc", "/sys", "/dev")))
 _PROJECT_FILES = ("package.json", "pyproject.toml")
 _PREFIX_FOLDERS = ("bin", "lib", "lib64")
+# Where version managers such as pyenv and asdf, whose shims ask them, keep the programs.
+_VERSIONS = ("versions", "installs")
 # Links and interpreters followed from a command.
 _STEPS = 16
 
@@ -191,6 +193,8 @@ def _installation_paths(file: Path, project: bool) -> Iterator[Path]:
     elif (folder.parent / "pyvenv.cfg").is_file():
         yield folder.parent
         yield from _base_python(folder.parent)
+    elif folder.name == "shims" and any((folder.parent / name).is_dir() for name in _VERSIONS):
+        yield from (folder.parent, folder.parent.resolve())
     elif folder.name == "bin":
         yield from _prefix_folders(folder.parent)
     else:

@@ -348,6 +348,19 @@ def test_a_node_script_brings_its_packages(tmp_path: Path) -> None:
     assert seen(tmp_path, "sh", str(own)) == {tmp_path / "project"}
 
 
+async def test_a_shim_brings_the_version_manager_that_it_asks(backend: str, tmp_path: Path) -> None:
+    root = tmp_path / ".pyenv"
+    shim = program(root / "shims/serve", f'#!/bin/sh\nPYENV_ROOT={root} exec {root}/libexec/pyenv "${{0##*/}}"\n')
+    program(root / "libexec/pyenv", '#!/bin/sh\nexec "$PYENV_ROOT/versions/3.12/bin/$1"\n')
+    program(root / "versions/3.12/bin/serve", "#!/bin/sh\nexit 42\n")
+    assert seen(tmp_path, str(shim)) == {root}
+    own = confinement(tmp_path)
+    with pytest.raises(ConnectionLost, match="exit code 42"):
+        await opened(StdioEndpoint(str(shim), cwd=str(tmp_path), sandbox=own))
+    other = program(tmp_path / "project/shims/serve")
+    assert seen(tmp_path, str(other)) == {other}
+
+
 def test_a_script_without_a_project_brings_only_itself(tmp_path: Path) -> None:
     script = program(tmp_path / "server.py")
     (tmp_path / "other.txt").write_text("")
