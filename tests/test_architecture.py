@@ -85,6 +85,7 @@ LAZY = {
     "gateway/serve/mcp/view_tools.py": 1,
     "gateway/serve/rest/workspaces.py": 2,
     "gateway/serve/stdio.py": 1,
+    "gateway/mcp_client/http_pool.py": 1,
     "gateway/mcp_client/process.py": 1,
     "gateway/oauth/bearer.py": 1,
     "gateway/sources/builtin/source.py": 2,

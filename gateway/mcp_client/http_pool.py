@@ -9,8 +9,6 @@ import ssl
 from collections.abc import Callable
 from dataclasses import replace
 
-import httpx2
-
 from gateway.errors import Unavailable
 from gateway.mcp_client.endpoints import HttpEndpoint
 from gateway.mcp_client.http_connection import HttpConnection, HttpReply, ResponseHeads, Sink
@@ -234,4 +232,7 @@ def _expiry(connection: HttpConnection) -> float:
 
 @functools.cache
 def _default_tls() -> ssl.SSLContext:
+    # Imported when needed: a sixth of the start of commands that only list servers or toolsets.
+    import httpx2
+
     return httpx2.create_ssl_context()

@@ -68,6 +68,8 @@ GATEWAY = {"gateway.gateway", "gateway.app", "sqlite3"}
         ("key list", PARSERS | SERVERS),
         ("config show", PARSERS | SERVERS | GATEWAY),
         ("client list", SERVERS | GATEWAY),
+        ("toolset list", {"httpx2"}),
+        ("upstream list", {"httpx2"}),
         ("--version", PARSERS | SERVERS | GATEWAY | {"pydantic", "asyncio"}),
     ],
 )
