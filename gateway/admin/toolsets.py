@@ -215,7 +215,9 @@ async def test_toolset(
                 raise NotFound(f"{source!r} is neither an installed toolset nor a folder with a {FILE_NAME}")
             spec = load((directory / FILE_NAME).read_bytes())
     if not (directory / TESTS).is_dir():
-        raise NotFound(f"{spec.id} has no tests: there is no folder {TESTS!r} in it; 'toolgate toolset new' shows some")
+        raise NotFound(
+            f"{spec.id} has no tests: there is no folder {TESTS!r} in it; 'toolgate toolset new DIR' makes some"
+        )
     return await gateway.toolsets.runtime.run_tests(spec, directory, arguments, on_output, progress)
 
 

@@ -210,7 +210,8 @@ class Identity:
     async def _verify(self, credential: bytes | None, headers: Mapping[bytes, bytes]) -> Principal:
         if credential is None:
             raise Unauthenticated(
-                "this gateway needs a key; send it as 'Authorization: Bearer tg_…' (make one with: toolgate key create)"
+                "this gateway needs a key; send it as 'Authorization: Bearer tg_…' "
+                "(make one with: toolgate key create NAME)"
             )
         if (refusal := self._refusals.get(credential)) is not None:
             raise refusal
@@ -218,7 +219,7 @@ class Identity:
             raise Unauthenticated("this key has expired; ask for a new one", code="CREDENTIAL_EXPIRED")
         token = parse_token(headers)
         if self._verifier is None or token is None or token.startswith("tg_"):
-            raise Unauthenticated("this key is not known here; send one that `toolgate key create` has printed")
+            raise Unauthenticated("this key is not known here; send one that `toolgate key create NAME` has printed")
         principal = await self._verifier.verify(token)
         if len(self._verified) >= _CACHED:
             self._verified.clear()

@@ -128,7 +128,7 @@ def refuse_network(name: str, program: Program) -> None:
     if program.network is not None:
         raise Unavailable(
             f"the {name} sandbox has no network of its own that could be limited to allowed hosts; "
-            "set sandbox.network to false, or run where bubblewrap works (toolgate doctor tells)",
+            "set sandbox.network to false, or run where bubblewrap works (see: toolgate doctor)",
             code="NETWORK_UNAVAILABLE",
         )
 
@@ -138,7 +138,7 @@ def refuse_ports(name: str, program: Program) -> None:
     if program.loopback is not None:
         raise Unavailable(
             f"the sandbox {name} has no network of its own, so no port can be published; leave out 'port', or run "
-            "where bubblewrap works (toolgate doctor tells)",
+            "where bubblewrap works (see: toolgate doctor)",
             code="NETWORK_UNAVAILABLE",
         )
 
@@ -148,7 +148,7 @@ def refuse_hidden(name: str, program: Program) -> None:
     for path, reason in itertools.chain.from_iterable(mount.hidden for mount in program.mounts):
         raise Unavailable(
             f"{reason} keeps {path!r} from programs, and the sandbox {name} cannot hide a file; move it out of the "
-            "workspace, change the rule, or run where bubblewrap 0.10 works (toolgate doctor tells)",
+            "workspace, change the rule, or run where bubblewrap 0.10 works (see: toolgate doctor)",
             code="FILES_NOT_HIDDEN",
         )
 

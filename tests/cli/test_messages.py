@@ -97,6 +97,58 @@ def test_every_command_that_a_message_names_exists() -> None:
     assert checked > 40
 
 
+# Commands that a message names as a cause, and one whose last words are the rest of another message.
+NAMED_ONLY = {("client",), ("category", "disable"), ("tool", "list", "…", "…")}
+
+
+def every_recommendation() -> list[tuple[str, list[str]]]:
+    """Each place in the code with a command that its message recommends; a value that is filled in is `…`."""
+    return [
+        (message.place, [re.sub("^[X…]*$", "…", word) for word in words])
+        for message in messages()
+        for words in recommended(message.text)
+    ]
+
+
+def parse_filled(words: list[str]) -> str | None:
+    """Parse a command with values in the place of each `…`; return why none fits."""
+    problem = None
+    for value in ("x", "cursor", "read-only"):
+        command, rest = find_command([value if word == "…" else word for word in words])
+        try:
+            command.make_context(command.name, rest)
+            return None
+        except click.UsageError as error:
+            problem = problem or error.format_message()
+    return problem
+
+
+def test_every_recommended_command_is_complete() -> None:
+    """It has all its arguments, and no words of the sentence around it."""
+    every = [pair for pair in every_recommendation() if tuple(pair[1]) not in NAMED_ONLY]
+    assert len(every) > 100
+    assert [f"{place}: {words}: {why}" for place, words in every if (why := parse_filled(words))] == []
+
+
+def test_every_recommended_command_without_arguments_runs_after_a_first_call(run: Run) -> None:
+    """Those that serve, start servers or need something that is not there, such as a file, are run by other tests."""
+    elsewhere = {
+        "approval allow",
+        "audit accept",
+        "config trust",
+        "doctor",
+        "serve",
+        "upstream import",
+        "workspace undo",
+    }
+    plain = {" ".join(words) for _, words in every_recommendation() if "…" not in words and not find_command(words)[1]}
+    plain |= {" ".join(words) for _, words in every_recommendation() if words[-1] == "--all"}
+    assert len(plain) > 12
+    assert run(*WRITTEN)[0] == 0
+    for line in sorted(plain - elsewhere - {" ".join(words) for words in NAMED_ONLY}):
+        assert run(*line.split())[0] == 0, line
+
+
 def test_every_command_of_the_first_hour_can_be_typed() -> None:
     lines = re.findall(r"^\$ toolgate (.+)$", (ROOT / "docs/first-hour.md").read_text(), re.MULTILINE)
     assert len(lines) > 8

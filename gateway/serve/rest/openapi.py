@@ -48,7 +48,7 @@ def build_document(endpoints: Sequence[Endpoint], title: str, description: str) 
         "components": {
             "schemas": definitions,
             "securitySchemes": {
-                "key": {"type": "http", "scheme": "bearer", "description": "A key of `toolgate key create`."}
+                "key": {"type": "http", "scheme": "bearer", "description": "A key of `toolgate key create NAME`."}
             },
         },
     }

@@ -57,7 +57,7 @@ def build_tool_document(entries: Iterable[CatalogEntry], profile: str, url: str)
         "components": {
             "schemas": components,
             "securitySchemes": {
-                "key": {"type": "http", "scheme": "bearer", "description": "A key of `toolgate key create`."}
+                "key": {"type": "http", "scheme": "bearer", "description": "A key of `toolgate key create NAME`."}
             },
         },
     }

@@ -257,7 +257,8 @@ class ToolsetRuntime:
             if toolset.source_ref == bundle.ref and pinned != offered:
                 raise Conflict(
                     f"the tools at {bundle.ref} have changed since they were installed, and stay as they were; "
-                    f"see 'toolgate toolset check {bundle.ref}', then accept them with 'toolgate toolset install'",
+                    f"see 'toolgate toolset check {bundle.ref}', then accept them with "
+                    f"'toolgate toolset install {bundle.ref}'",
                     code="SPEC_CHANGED",
                 )
 
