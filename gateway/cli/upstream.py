@@ -56,7 +56,9 @@ class _TrailingCommand(click.Command):
         try:
             rest = super().parse_args(ctx, args[:cut])
         except click.UsageError as error:
-            if cut < len(args) or "unexpected extra argument" not in error.format_message():
+            words = [text for text in args[:2] if not text.startswith("-")]
+            is_option = isinstance(error, click.NoSuchOption) and len(words) == 2  # of the program
+            if cut < len(args) or not (is_option or "unexpected extra argument" in error.format_message()):
                 raise
             url = next((text for text in args if text.startswith(("http://", "https://"))), None)
             if url is not None and "--url" not in args:

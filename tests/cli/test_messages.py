@@ -523,6 +523,7 @@ def test_a_new_toolset_in_an_awkward_folder_is_named_for_the_shell(run: Run) -> 
             "'recursive' must be true or false; 'limit' must",
         ),
         (["upstream", "add", "time", "uvx", "mcp-server-time"], "the program to start stands after `--`, as in:"),
+        (["upstream", "add", "time", "npx", "-y", "time"], "the program to start stands after `--`, as in:"),
         (["upstream", "add", "c", "--", "cat"], "cat is not an MCP server: it sends back what it is sent"),
         (["toolset", "check", "a.txt"], "this is neither a folder nor a ZIP file"),
         (
