@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gateway import Gateway
 from gateway.admin import toolsets
 from gateway.calls import Caller
 from gateway.serve.mcp.handlers import Handlers, McpServer
+from gateway.serve.mcp.request import Request, Response
 from gateway.serve.mcp.view_tools import PLAN_META_LIMIT, RENDER, VIEW_TOOL_NAMES
 from gateway.serve.mcp.views import result_view
 from gateway.serve.web.inline import read_editor
@@ -248,6 +250,51 @@ async def test_old_version_of_a_view_is_answered_with_the_newest_and_not_cached(
     for unknown in ("ui://toolgate/view/none", "ui://toolgate/html/studio__edit", "ui://nobody/view.html", "ui://x"):
         with pytest.raises(MCPError):
             await views.client.read_resource(unknown)
+
+
+class CountingHandlers(Handlers):
+    """Handlers that remember the methods of the requests which reached them."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.methods: list[str] = []
+
+    def answer(self, request: Request) -> Awaitable[Response]:
+        self.methods.append(request.method)
+        return super().answer(request)
+
+
+@pytest.mark.parametrize("era", ["auto", "legacy"])
+async def test_unchanged_view_keeps_its_uri_and_is_not_sent_twice(tmp_path: Path, era: str) -> None:
+    folder = Path(shutil.copytree(STUDIO, tmp_path / "studio"))
+    page, manifest = folder / "artifacts/list.html", folder / "toolset.yaml"
+
+    async def list_uris() -> dict[str, str]:
+        """Install the toolset anew; list its views as a client that caches, and read each twice."""
+        async with Gateway.open({"data_dir": str(tmp_path / "data")}) as gateway:
+            await toolsets.install_toolset(gateway, str(folder), copy=True)
+            await gateway.reload()
+            handlers = CountingHandlers(gateway.executor, gateway.versions, "c", gateway.records)
+            async with Client(McpServer(handlers).sdk, mode=era, extensions=APPS) as client:  # type: ignore[arg-type]
+                listed = (await client.list_tools()).tools
+                uris = {tool.name: (tool.meta or {}).get("ui", {}).get("resourceUri") for tool in listed}
+                uris = {name: uri for name, uri in uris.items() if uri is not None}
+                for uri in [*uris.values()] * 2:
+                    await client.read_resource(uri)
+            # Hints for caching are of the modern era; hosts of the other keep a view by its URI.
+            assert handlers.methods.count("resources/read") == (
+                len({*uris.values()}) if era == "auto" else 2 * len(uris)
+            )
+            return uris
+
+    first = await list_uris()
+    assert {"studio__edit", "studio__page", "studio__site", "write_file"} <= first.keys()
+    manifest.write_text(manifest.read_text().replace("every kind of view", "any kind of view"))
+    page.write_bytes(page.read_bytes())
+    assert await list_uris() == first  # a later installation with another text, and a page written anew
+    page.write_text(page.read_text().replace("Files", "Entries"))
+    changed = await list_uris()
+    assert {name for name in first if changed[name] != first[name]} == {"studio__page"}
 
 
 async def test_tools_for_views_are_hidden_from_every_list_of_models(views: ViewClient) -> None:

@@ -81,7 +81,8 @@ def shape(result: dict[str, Any], modern: bool) -> dict[str, Any]:
 
 
 def _older_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    if tool.get("outputSchema", {}).get("type", "object") == "object":
+    schema = tool.get("outputSchema")
+    if schema is None or schema.get("type") == "object":  # which a handshake version demands
         return tool
     return {key: value for key, value in tool.items() if key != "outputSchema"}
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 
 from gateway.catalog import Catalog, CatalogEntry
-from gateway.errors import NotFound
+from gateway.errors import GatewayError, NotFound
 from gateway.executor import Executor
 from gateway.protocol import UI_FLAT_KEY, UI_MIME_TYPE
 from gateway.render.interpolate import artifact_path, frame_origins
@@ -173,11 +174,17 @@ def _lifetime(is_current: bool, scope: str) -> dict[str, Any]:
 
 
 def _stamp_of_artifact(tool: Tool, renderer: Renderer) -> str:
-    """Return what changes with a toolset's page, without reading it."""
+    """Return what changes with a toolset's page, which is read again only when its file was written."""
     if renderer.kind != "html" or tool.home is None:
         return ""
     try:
-        found = Path(tool.home, artifact_path(renderer.config["artifact"])).stat()
-    except (OSError, ValueError):
+        path = artifact_path(renderer.config["artifact"])
+        found = Path(tool.home, path).stat()
+        return _digest_artifact(tool.home, path, (found.st_size, found.st_mtime_ns))
+    except (OSError, ValueError, GatewayError):
         return ""
-    return f"{found.st_size}-{found.st_mtime_ns}"
+
+
+@lru_cache(maxsize=1024)
+def _digest_artifact(home: Path, path: str, _written: tuple[int, int]) -> str:
+    return hashlib.sha256(read_artifact(home, path).content).hexdigest()
