@@ -275,7 +275,7 @@ async def test_unchanged_view_keeps_its_uri_and_is_not_sent_twice(tmp_path: Path
             await toolsets.install_toolset(gateway, str(folder), copy=True)
             await gateway.reload()
             handlers = CountingHandlers(gateway.executor, gateway.versions, "c", gateway.records)
-            async with Client(McpServer(handlers).sdk, mode=era, extensions=APPS) as client:  # type: ignore[arg-type]
+            async with Client(McpServer(handlers).sdk, mode=era, extensions=APPS) as client:
                 listed = (await client.list_tools()).tools
                 uris = {tool.name: (tool.meta or {}).get("ui", {}).get("resourceUri") for tool in listed}
                 uris = {name: uri for name, uri in uris.items() if uri is not None}

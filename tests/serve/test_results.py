@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.serve.mcp.results import SERVER_INFO, shape
@@ -21,7 +23,12 @@ def test_result_of_a_modern_upstream_names_that_server_to_nobody() -> None:
 
 def test_output_schema_that_need_not_be_an_object_is_left_out_for_handshake_clients() -> None:
     """Their clients refuse the whole list of tools otherwise."""
-    schemas = ({"type": "object"}, {"type": "array"}, {"properties": {"a": {}}}, {"anyOf": [{"type": "object"}]})
+    schemas: tuple[dict[str, Any], ...] = (
+        {"type": "object"},
+        {"type": "array"},
+        {"properties": {"a": {}}},
+        {"anyOf": [{"type": "object"}]},
+    )
     tools = [{"name": "plain"}, *({"name": "typed", "outputSchema": schema} for schema in schemas)]
     listed = shape({"tools": tools}, modern=False)["tools"]
     assert [tool.get("outputSchema") for tool in listed] == [None, {"type": "object"}, None, None, None]
