@@ -80,6 +80,16 @@ def test_modules_are_inlined_once_before_those_that_import_them(
     assert "Doc." not in script
 
 
+def test_exported_functions_that_nothing_uses_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = "".join(
+        f"export function {name}(x) {{\n  if (x) {{\n    return 1;\n  }}\n}}\n" for name in ("one", "two", "three")
+    )
+    entry = write(tmp_path, monkeypatch, main='import { two } from "./a.js";\nglobalThis.made = two();\n', a=functions)
+    script = inline_modules(entry)
+    assert "one" not in script and "three" not in script
+    assert script.count("function two(x) {\nif (x) {\nreturn 1;\n}\n}\nreturn { two };") == 1
+
+
 @pytest.mark.parametrize(
     "line",
     [

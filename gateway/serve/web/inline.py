@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,7 @@ _EDITOR_URI = "ui://toolgate/editor"
 _STYLES = ("core/tokens.css", "core/base.css", "views/view.css")
 _IMPORT = re.compile(r'^import \{ ?([\w$]+(?:, [\w$]+)*) ?\} from "(\.{1,2}/[\w./-]+\.js)";$')
 _EXPORT = re.compile(r"^export ((?:async )?function|const|class) ([\w$]+)")
+_FUNCTION = re.compile(r"^export (?:async )?function (\w+).*?^\}\n", re.DOTALL | re.MULTILINE)
 # Whatever else loads or names a module. Comments and the types in them are removed before.
 _FORBIDDEN = re.compile(r"^\s*(?:import|export)\b|\bimport\s*[.(]")
 _COMMENT = re.compile(r"^[ \t]*/\*.*?\*/[ \t]*\n?|^[ \t]*//[^\n]*\n|[ \t]+//(?= )[^\n\"'`]*$", re.DOTALL | re.MULTILINE)
@@ -75,7 +77,17 @@ def inline_modules(entry: Path) -> str:
     names: dict[Path, str] = {}
     scopes: list[str] = []
     _inline_module(entry.resolve(), (), names, scopes)
-    return f'"use strict";\n(() => {{\n{"".join(scopes)}}})();\n'
+    return f'"use strict";\n(() => {{\n{_drop_unused_functions("".join(scopes), names)}}})();\n'
+
+
+def _drop_unused_functions(script: str, modules: Iterable[Path]) -> str:
+    """Return a script without the functions that its modules export and nothing in it names."""
+    for path in modules:
+        for function in _FUNCTION.finditer(path.read_text()):
+            if len(re.findall(rf"\b{function[1]}\b", script)) == 2:  # where it is defined, and in the exports
+                script = script.replace(_strip(function[0]).removeprefix("export "), "", 1)
+                script = re.sub(rf"\b{function[1]}, |, {function[1]}\b|\b{function[1]}\b", "", script)
+    return script
 
 
 def _inline_module(path: Path, above: tuple[Path, ...], names: dict[Path, str], scopes: list[str]) -> None:
