@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT  # type: ignore[import-untyped]
-from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
+from playwright.async_api import Browser, CDPSession, ConsoleMessage, Page, async_playwright, expect
 
 BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
@@ -71,18 +71,27 @@ async def find_violations(page: Page) -> list[str]:
     return [f"{each['id']}: {node['html'][:200]}" for each in found["violations"] for node in each["nodes"]]
 
 
+@asynccontextmanager
+async def open_meter(page: Page) -> AsyncIterator[CDPSession]:
+    """What Chromium counts of a page from now on, for `read_metrics`."""
+    session = await page.context.new_cdp_session(page)
+    # In CPU time of the thread: how busy the machine is does not count.
+    await session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    try:
+        yield session
+    finally:
+        await session.detach()
+
+
+async def read_metrics(meter: CDPSession) -> dict[str, float]:
+    """`TaskDuration` is the seconds of the main thread, `JSHeapUsedSize` in bytes, `Nodes` those of the document."""
+    return {each["name"]: each["value"] for each in (await meter.send("Performance.getMetrics"))["metrics"]}
+
+
 async def measure_thread(page: Page, script: str, argument: Any = None) -> float:
     """Run a script and draw twice; return the seconds of the main thread, which a busy machine does not lengthen."""
-    session = await page.context.new_cdp_session(page)
-    await session.send("Performance.enable", {"timeDomain": "threadTicks"})
-
-    async def read() -> float:
-        metrics = (await session.send("Performance.getMetrics"))["metrics"]
-        return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
-
-    before = await read()
-    await page.evaluate(script, argument)
-    await page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    spent = await read() - before
-    await session.detach()
-    return spent
+    async with open_meter(page) as meter:
+        before = await read_metrics(meter)
+        await page.evaluate(script, argument)
+        await page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        return (await read_metrics(meter))["TaskDuration"] - before["TaskDuration"]

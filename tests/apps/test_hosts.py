@@ -86,7 +86,7 @@ async def test_each_renderer_shows_its_data_in_the_host(host: Host) -> None:
     await expect(host.view.locator("body")).to_have_attribute("data-gw-ready", "true")
     await expect(host.view.locator("body")).to_contain_text("def hello")
     await host.show("counter__draw_chart")
-    await expect(host.view.get_by_test_id("view.image")).to_have_js_property("naturalWidth", 1)
+    await expect(host.view.get_by_test_id("view.image")).to_have_js_property("width", 1)
 
 
 async def test_person_edits_and_saves_the_shown_file_and_a_new_view_shows_it(host: Host) -> None:

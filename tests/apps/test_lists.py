@@ -28,6 +28,7 @@ VIEWS = {
     "studio__document": "ui://toolgate/view/document?v=",
     "studio__page": "ui://toolgate/html/studio__page?v=",
     "studio__site": "ui://toolgate/frame/studio__site?v=",
+    "studio__list": "ui://toolgate/view/table?v=",
     "counter__count": "ui://counter/counter/view.html",
     "counter__draw_chart": "ui://toolgate/view/image?v=",
     "edit_file": "ui://toolgate/view/diff?v=",

@@ -13,6 +13,8 @@ import { iconButton, inlineLines, textActions, viewHead } from "./layout.js";
 
 const COLUMNS = 12;
 const ROW_HEIGHT = 34;
+/** Pixels of the longer side of an image as drawn; its download is whole. */
+const LARGEST = 2048;
 const IMAGE = /^image\/(png|jpeg|gif|webp|avif|bmp|svg\+xml)$/;
 
 /** The value of a result: structured, or JSON in its text. @param {ToolResult | undefined} result */
@@ -121,16 +123,39 @@ function quote(value) {
 }
 
 /** @param {Host} host @param {Shown} shown */
-function drawImages(host, shown) {
+async function drawImages(host, shown) {
   const images = imagesOf(shown.result);
   const title = titleOf(shown, host);
   const text = textOf(shown.result).trim();
-  return h("div", { class: "view" }, images.map(({ data, mimeType }, place) => {
+  const figures = images.map(async ({ data, mimeType }, place) => {
     const name = `${images.length > 1 ? `image ${place + 1}` : "image"}.${mimeType.slice(6).replace("+xml", "")}`;
     const save = host.can.downloadFile ? iconButton("download", `Download ${name}`, () => host.download(name, mimeType, { blob: data }).catch(() => {}), "view.download") : null;
     return [viewHead({ icon: "eye", name: title, facts: images.length > 1 ? `${place + 1} of ${images.length}` : mimeType, actions: save }),
-      h("figure", { class: "picture" }, h("img", { src: `data:${mimeType};base64,${data}`, alt: text.slice(0, 300) || `Image of ${title}`, "data-testid": "view.image" }))];
-  }), text ? h("p", { class: "view__text" }, text) : null);
+      h("figure", { class: "picture" }, await drawImage(data, mimeType, text.slice(0, 300) || `Image of ${title}`))];
+  });
+  return h("div", { class: "view" }, await Promise.all(figures), text ? h("p", { class: "view__text" }, text) : null);
+}
+
+/**
+ * An image drawn from its bytes, since the policies of some hosts refuse `data:` addresses; what moves or has no pixels
+ * (GIF, SVG) needs one.
+ * @param {string} data @param {string} mimeType @param {string} alt
+ */
+async function drawImage(data, mimeType, alt) {
+  const testid = { "data-testid": "view.image" };
+  const bitmap = /gif|svg/.test(mimeType) ? null : await decodeImage(data).catch(() => null);
+  if (bitmap === null) return h("img", { src: `data:${mimeType};base64,${data}`, alt, ...testid });
+  const scale = Math.min(1, LARGEST / Math.max(bitmap.width, bitmap.height));
+  const [width, height] = [bitmap.width, bitmap.height].map((side) => Math.max(1, Math.round(side * scale)));
+  const canvas = h("canvas", { role: "img", "aria-label": alt, width, height, ...testid });
+  canvas.getContext("2d")?.drawImage(bitmap, 0, 0, width, height);
+  return canvas;
+}
+
+/** @param {string} data in base64 */
+async function decodeImage(data) {
+  const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
+  return createImageBitmap(new Blob([bytes]));
 }
 
 /** @param {Host} host @param {Shown} shown */
