@@ -16,8 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from amounts import amount
-from browser import find_violations, measure_thread, open_page
+from browser import find_violations, open_page
 from journeys.processes import PATIENCE, on_http
 from packages import make_mcpb, serve_registry
 from playwright.async_api import Browser, FilePayload, Locator, Page, expect
@@ -316,6 +315,7 @@ async def test_console_holds_changed_definitions_for_a_decision(console: Console
         await part(page, "tools.compare").click()
         await part(page, "servers.accept", "export_contacts").click()
         await expect(part(page, "servers.definition", "export_contacts")).to_have_count(0)
+        await expect(page.get_by_text("Models do not get it before you accept it.")).to_be_visible()
         assert console.rest.get("/api/tools/wary__export_contacts").json()["description"] == "Export them all."
         await part(page, "servers.reject", "find_contacts").click()
         await expect(part(page, "servers.definition", "find_contacts")).to_have_count(0)
@@ -452,25 +452,3 @@ async def test_console_catalog_pages_fit_and_are_accessible(console: Console, op
             await expect(drawn.first).to_be_visible()
             assert await find_violations(page) == [], path
             assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
-
-
-async def test_console_filters_many_tools_at_once(console: Console) -> None:
-    count = amount(300, nightly=980)
-    servers = amount(1, nightly=5)
-    for server in range(servers):
-        tools = [{**EXPORT, "name": f"tool_{index}", "description": f"Tool number {index}."} for index in range(count)]
-        definitions = console.definitions.with_name(f"many{server}.json")
-        definitions.write_text(json.dumps({"tools": tools}))
-        console.add_server(f"many{server}", definitions)
-    async with console.open("/console/tools") as page:
-        await expect(part(page, "tools.summary")).to_contain_text("of")
-        type_filter = """(text) => {
-          const input = document.querySelector('[data-testid="tools.filter"]');
-          input.value = text;
-          input.dispatchEvent(new Event("input"));
-        }"""
-        for text in ("tool_1", "tool_12", "number 12", ""):
-            assert await measure_thread(page, type_filter, text) < 0.1, f"{count * servers} tools, filter {text!r}"
-        await part(page, "tools.filter").fill("tool_123")
-        await expect(part(page, "tools.row", "many0__tool_123")).to_be_visible()
-        assert await page.locator("tbody tr").count() < 100  # drawn in a window

@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 import anyio
 import pytest
-from amounts import amount
 from browser import find_violations, open_page
 from journeys.clients import call, over_http, value
 from journeys.wire import HANDSHAKE, MODERN
@@ -49,6 +48,9 @@ tools:
     command: ["echo", "${text}"]
     input_schema: {type: object, properties: {text: {type: string}}, required: [text]}
     renderer: {type: html, artifact: artifacts/page.html, data: $return}
+  - id: list_all_the_files
+    type: builtin
+    tool: list_directory
   - id: wait
     type: shell
     description: Wait for a long time
@@ -351,6 +353,7 @@ async def test_files_pages_are_accessible_when_narrow_and_dark(
     gateway.put("/api/chats/small/files/a.py", content=b"x = 1\n")
     gateway.ok("POST", "/api/tools/read_file/invoke", json={"args": {"path": "a.py"}, "chat": "small"})
     [record, *_] = gateway.ok("GET", "/api/calls?chat=small&kind=tools")["items"]
+    gateway.ok("POST", "/api/tools/lab__list_all_the_files/invoke", json={"args": {}, "chat": "small"})
     ready = {
         "/console/calls?chat=small": "calls.row",
         f"/console/calls/{record['id']}": "call.state",
@@ -364,30 +367,11 @@ async def test_files_pages_are_accessible_when_narrow_and_dark(
             await expect(page.get_by_test_id(testid).first).to_be_visible()
             await check_access(page)
             assert await page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-async def test_large_lists_of_files_and_calls_draw_only_what_is_seen(browser: Browser, gateway: Rest) -> None:
-    count = amount(300, nightly=10_000)
-    gateway.ok("PUT", "/api/chats/large/files/first.txt", 201, content=b"x")
-    [folder] = [path.parent for path in (gateway.data / "chats").rglob("first.txt")]
-    for number in range(count):
-        (folder / f"file-{number:05}.txt").write_bytes(b"x")
-    for _ in range(count):
-        gateway.ok("GET", "/api/chats/large/files?limit=1")
-    async with open_console(browser, gateway, "/console/chats/large") as page:
-        await expect(row(page, "file-00000.txt")).to_be_visible()
-        assert await page.get_by_test_id("workspace.tree.row").count() < 100
-        await page.get_by_test_id("workspace.tree").focus()
-        await page.keyboard.press("End")
-        await expect(row(page, "first.txt")).to_be_visible()
-        await page.get_by_test_id("workspace.filter").fill(f"{count - 1:05}")
-        await expect(page.get_by_test_id("workspace.tree.row")).to_have_count(1)
-        await page.goto("/console/calls?chat=large&kind=all")
-        for _ in range(max(1, (count - 200) // 999)):
-            shown = await page.get_by_test_id("calls.count").inner_text()
-            await page.get_by_test_id("calls.older").click()
-            await expect(page.get_by_test_id("calls.count")).not_to_have_text(shown)
-        assert await page.get_by_test_id("calls.row").count() < 100
+            if testid == "calls.row":
+                name = "lab__lis…he_files" if width == 360 else "lab__list_all_the_files"
+                await expect(page.get_by_test_id(testid).filter(has_text=name)).not_to_have_count(0)
+                cut = "rows => rows.filter((each) => each.scrollWidth > each.clientWidth).length"
+                assert await page.locator("[data-testid='calls.row'] .name").evaluate_all(cut) == 0
 
 
 async def test_chat_of_an_attached_folder_is_named_by_its_path(browser: Browser, tmp_path: Path) -> None:
@@ -403,6 +387,7 @@ async def test_chat_of_an_attached_folder_is_named_by_its_path(browser: Browser,
             await expect(page.get_by_test_id("approval")).to_contain_text(f"in the folder {folder.resolve()}")
             await page.goto("/console/calls")
             await expect(page.get_by_test_id("calls.row").first).to_contain_text("my-project")
+            await expect(page.get_by_test_id("calls.row").first).to_contain_text("waiting")
             await page.goto("/console/chats")
             await expect(page.get_by_test_id("chats.row")).to_contain_text(str(folder.resolve()))
             await page.goto("/")

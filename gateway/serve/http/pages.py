@@ -55,7 +55,7 @@ label.choice{display:flex;align-items:flex-start;gap:10px;font-weight:400;paddin
 border-top:1px solid var(--line)}
 label.choice input{margin:4px 0 0;flex:none;accent-color:var(--fill)}
 label.choice small{display:block;color:var(--ink-3);font-size:13px}
-button{display:block;width:100%;height:44px;font:500 15px/21px inherit;font-family:inherit;border-radius:6px;
+button{display:block;width:100%;height:44px;font:inherit;font-weight:500;border-radius:6px;
 border:1px solid var(--line-strong);background:var(--surface);color:var(--ink);cursor:pointer;margin-top:8px}
 button.primary{background:var(--fill);border-color:var(--fill);color:#fff}
 button.primary:active{background:var(--press)}

@@ -135,7 +135,7 @@ async function drawRoles({api, summary, body}) {
   }));
   replace(
     body,
-    table("Roles", ["Role", "Administration", "Level", "Categories", "Tools", "Not these tools", "Servers", "From"], rows, "No roles."),
+    table("Roles", ["Role", "Administration", "Level", "Categories", "Tools", "Except", "Servers", "From"], rows, "No roles."),
     h("p", {class: "meta"}, "Roles are set under ", h("code", {}, "roles"), " in toolgate.yaml."),
   );
 }
@@ -152,7 +152,7 @@ async function drawProfiles({api, summary, body}) {
   }));
   replace(
     body,
-    table("Profiles", ["Profile", "Address", "Mode", "Level", "Tools", "Not these", ">Count", ">Cost"], rows, "No profiles."),
+    table("Profiles", ["Profile", "Address", "Mode", "Level", "Tools", "Except", ">Count", ">Cost"], rows, "No profiles."),
     h("p", {class: "meta"}, "Profiles are set under ", h("code", {}, "profiles"), " in toolgate.yaml."),
   );
 }

@@ -55,17 +55,18 @@ async function renderList(context) {
   const older = h("button", {class: "button button--quiet", type: "button", hidden: true, "data-testid": "calls.older", onclick: () => loadOlder()}, "Show older calls");
   const count = h("span", {class: "meta", "data-testid": "calls.count"});
   const emptyText = h("p", {});
+  const isPhone = matchMedia("(max-width: 480px)").matches;
   const table = dataTable({
     rows: calls, testid: "calls", label: "Calls", key: (call) => call.id,
     href: (call) => `/console/calls/${encodeURIComponent(call.id)}`,
     empty: h("div", {class: "empty"}, icon("calls"), h("strong", {}, "No calls"), emptyText),
     columns: [
-      {key: "tool", title: "Tool", sortable: false, render: (call) => h("span", {class: "row"}, state(stateOf(call), null), h("span", {class: "name", title: call.tool_name}, call.tool_name), call.parent_call_id ? h("span", {class: "badge"}, "step") : null)},
+      {key: "tool", title: "Tool", sortable: false, render: (call) => h("span", {class: "row"}, state(stateOf(call), null), h("span", {class: "name", title: call.tool_name}, shorten(call.tool_name, isPhone ? 17 : 56)), call.parent_call_id ? h("span", {class: "badge"}, "step") : null)},
       {key: "error", title: "Error", width: "150px", sortable: false, wideOnly: true, render: (call) => (call.status === "error" ? h("span", {class: "name", title: call.error ?? ""}, call.error_code) : "")},
       {key: "chat", title: "Chat", width: "18%", sortable: false, wideOnly: true, render: (call) => h("span", {title: chatTitle(call)}, shorten(chatName(call), 28))},
       {key: "who", title: "Who", width: "18%", sortable: false, wideOnly: true, render: (call) => whoOf(call)},
       {key: "started", title: "Started", width: "104px", align: "right", sortable: false, render: (call) => h("time", {datetime: call.started_at, title: formatExactTime(call.started_at)}, formatTime(call.started_at))},
-      {key: "took", title: "Took", width: "80px", align: "right", sortable: false, render: (call) => (call.duration_ms === null ? "" : formatDuration(call.duration_ms))},
+      {key: "took", title: "Took", width: "80px", align: "right", sortable: false, render: (call) => (call.duration_ms === null ? stateOf(call) : formatDuration(call.duration_ms))},
     ],
   });
   table.classList.add("calls-table");

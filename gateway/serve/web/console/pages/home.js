@@ -48,7 +48,7 @@ export const page = {
       drawRecent(recent, calls.items);
       drawUsed(used, usage);
       drawCallCount(callCount, usage);
-      drawGuide(guide, calls.items, tools.items, servers.items);
+      drawGuide(guide, calls.items, tools, servers.items);
     };
     const callCount = h("div", {class: "strip-part", "data-testid": "home.count"});
     replace(strip, ...(principal.admin ? healthParts(health, servers.items) : []), callCount);
@@ -191,7 +191,7 @@ function drawGuide(place, calls, tools, servers) {
   }
   const steps = [
     [false, "Connect a client", "Paste the lines below into its settings, or use its link."],
-    [servers.length > 0 || tools.some((tool) => tool.origin !== "builtin"), "Add tools", `${plural(tools.length, "tool")} are here already. Add a server or install a toolset for more.`],
+    [servers.length > 0 || tools.items.some((tool) => tool.origin !== "builtin"), "Add tools", `${tools.next_page_token ? "More than " : ""}${plural(tools.items.length, "tool")} are here already. Add a server or install a toolset for more.`],
     [false, "Make a call", "Ask the client to use a tool, or try one on the page Tools."],
   ];
   replace(

@@ -257,7 +257,7 @@ function drawDefinitions(view, server, body, {review}) {
   const title = changed === review.length ? `${plural(changed, "definition")} changed.` : changed ? `${plural(review.length, "definition")} new or changed.` : `${plural(review.length, "new definition")}.`;
   return replace(
     body,
-    h("div", {class: "banner banner--warn"}, icon("warn"), h("p", {}, h("strong", {}, title), " Models do not get them before you accept them."), h("button", {class: "button", type: "button", "data-testid": "servers.reject-all", onclick: (event) => view.decide(event.target, "reject", review, `${plural(review.length, "definition")} rejected`)}, "Reject all")),
+    h("div", {class: "banner banner--warn"}, icon("warn"), h("p", {}, h("strong", {}, title), ` Models do not get ${review.length === 1 ? "it before you accept it" : "them before you accept them"}.`), h("button", {class: "button", type: "button", "data-testid": "servers.reject-all", onclick: (event) => view.decide(event.target, "reject", review, `${plural(review.length, "definition")} rejected`)}, "Reject all")),
     review.sort((a, b) => b.findings.length - a.findings.length).map((item) => drawDefinition(view, server, item)),
   );
 }
