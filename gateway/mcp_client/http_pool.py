@@ -232,7 +232,7 @@ def _expiry(connection: HttpConnection) -> float:
 
 @functools.cache
 def _default_tls() -> ssl.SSLContext:
-    # Imported when needed: a sixth of the start of commands that only list servers or toolsets.
+    # Imported when needed: commands that only list servers or toolsets connect to none.
     import httpx2
 
     return httpx2.create_ssl_context()
