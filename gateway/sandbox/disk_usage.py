@@ -163,7 +163,8 @@ class DiskUsage:
         walk = _Walk(self._start.time, self._base.files + self._limit.files if self._base else None, overspent)
         size = walk.measure(self._folders, self._deleted)
         if self._base is None:
-            self._base = size - walk.changed.at_most(now.estimate_since(self._start) if most == _UNKNOWN else most)
+            added = now.estimate_since(self._start) if most == _UNKNOWN else most + now.unread
+            self._base = size - walk.changed.at_most(added)
         self._growth = (size - self._base).at_most(most)
         self._walked = time.monotonic()
         self._effort = self._walked - now.monotonic
@@ -217,6 +218,11 @@ class _Moment:
     @property
     def is_exact(self) -> bool:
         return self._work is not None and self._work.exact
+
+    @property
+    def unread(self) -> DiskSize:
+        """An upper bound on what processes wrote that are closed for a moment."""
+        return DiskSize(self._work.unread if self._work is not None else 0)
 
     def most_added_since(self, start: _Moment) -> DiskSize:
         """An upper bound on what the program added."""

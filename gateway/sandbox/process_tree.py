@@ -92,11 +92,13 @@ def proportional_memory(pids: tuple[int, ...]) -> int:
 
 class Work(NamedTuple):
     """The work of a process tree: the bytes it wrote to disks and the CPU seconds it used. `exact` is False where the
-    kernel's counters cannot be read, and CPU time bounds the bytes instead."""
+    kernel's counters cannot be read, and CPU time bounds the bytes instead. `unread` is that bound for processes that
+    are closed for a moment, which do not count yet."""
 
     written: float
     cpu_seconds: float
     exact: bool
+    unread: float = 0.0
 
     def upper_bound_since(self, start: Work) -> tuple[float, float]:
         """At most so many bytes and CPU seconds more than at the start: the kernel tells CPU time in ticks."""
@@ -123,7 +125,7 @@ class ClosedProcesses:
         """Return whether a closed process was closed at the last check, too, or for seconds if it has ended."""
         now = time.monotonic()
         since = self._since[pid] = self._before.get(pid, now)
-        return pid in self._before and (now - since > _ENDED_SECONDS or not _is_exiting(f"/proc/{pid}"))
+        return pid in self._before and (now - since > _ENDED_SECONDS or _is_alive(pid))
 
 
 def measure_work(root: int, closed: ClosedProcesses | None = None) -> Work | None:
@@ -138,7 +140,7 @@ def measure_work(root: int, closed: ClosedProcesses | None = None) -> Work | Non
     if closed is not None:
         closed.begin_check()
     children = _child_lister()
-    written = cpu = 0.0
+    written = cpu = unread = 0.0
     exact = True
     queue = [root]
     while queue:
@@ -155,11 +157,14 @@ def measure_work(root: int, closed: ClosedProcesses | None = None) -> Work | Non
         try:
             written += _written_bytes(pid)
         except PermissionError:
+            most = ticks * _TICK * _BYTES_PER_CPU_SECOND
             if closed is None or closed.stays(pid):
-                written += ticks * _TICK * _BYTES_PER_CPU_SECOND
+                written += most
                 exact = exact and not ticks
+            else:
+                unread += most
         queue += below
-    return Work(written, cpu, exact)
+    return Work(written, cpu, exact, unread)
 
 
 def _drops_counters(pid: int) -> bool:
@@ -168,12 +173,13 @@ def _drops_counters(pid: int) -> bool:
     ignored = _IGNORED_SIGNALS.search(read(f"/proc/{pid}/status"))
     if not ignored or not int(ignored[1], 16) & _SIGCHLD_BIT:
         return False
-    return any(not _is_exiting(f"/proc/{pid}/task/{thread}") for thread in threads_of(pid))
+    return _is_alive(pid)
 
 
-def _is_exiting(task: str) -> bool:
-    fields = _stat_fields(task)
-    return len(fields) <= _FLAGS_FIELD or bool(int(fields[_FLAGS_FIELD]) & _PF_EXITING)
+def _is_alive(pid: int) -> bool:
+    """Return whether a thread of a process is not exiting; the first one may have ended before others."""
+    flags = (_stat_fields(f"/proc/{pid}/task/{thread}")[_FLAGS_FIELD:] for thread in threads_of(pid))
+    return any(found and not int(found[0]) & _PF_EXITING for found in flags)
 
 
 class SharedMemory:
