@@ -26,8 +26,8 @@ def audit() -> None:
 def verify(settings: Settings, keys: tuple[str, ...], checkpoint: str | None, as_json: bool) -> int:
     """Check that no record of a call was edited, deleted, inserted or moved. Exit 1 if one was.
 
-    Note the printed checkpoint where nobody who can write the data directory can change it: with --checkpoint, an older
-    copy of the whole directory that was put back since is found too.
+    Keep the printed checkpoint on another machine. With --checkpoint, the command also notices if somebody put back an
+    older copy of the data directory.
     """
     found = call_log.verify(settings.data_dir, keys, checkpoint)
     if as_json:

@@ -87,9 +87,11 @@ def check(file: Path | None) -> None:
 
 @config.command()
 def trust() -> None:
-    """Trust the settings file of this folder as it is now. One in a Git repository or in the workspace is not used
-    before, unless it is named with --config, and not after a change of what it starts or allows (in a repository) or
-    of anything (in the workspace)."""
+    """Trust the settings file of this folder as it is now.
+
+    A file in a Git repository or in the workspace is refused until you trust it or name it with --config. Trust ends
+    when the file changes: in a workspace at any change, in a repository when it changes what is started or allowed.
+    """
     path = settings_file.find()
     if path is None:
         raise NotFound("there is no toolgate.yaml in this folder", code="CONFIG_NOT_FOUND")
