@@ -126,6 +126,10 @@ _TYPE_NAMES = {
     "an object": "keys and values",
 }
 
+# A duration with its unit. Numbers that may have a fraction, and whole numbers named so, are seconds.
+_DURATION = re.compile(r"(\d{1,9}) ?(s|secs?|seconds?|m|mins?|minutes?|h|hours?)")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
 
 def reword_message(message: str) -> str:
     """A message of pydantic in the words of somebody who writes JSON or YAML."""
@@ -146,12 +150,19 @@ def _reword(error: ErrorDetails, document: YamlDocument, place: Place) -> str:
         return f"{message}; YAML reads on, off, yes and no as true or false, so put such a word in quotes"
     if isinstance(value, str) and len(place) == 2 and place[0] in ("mcpServers", "upstreams"):
         return f"{message}: {{command: PROGRAM, args: [ARGUMENT]}}, or {{url: ADDRESS}}"
+    if error["type"] == "float_parsing" or (error["type"] == "int_parsing" and "seconds" in str(place[-1])):
+        message += _suggest_seconds(str(value))
     shown = show_value([part for part in place if isinstance(part, str)], value)
     if not shown or not message.startswith("must be "):
         return message
     hint = did_you_mean(str(value), re.findall("'([^']*)'", message)) if is_choice else ""
     advice = {"list_type": f": write [{value}]", "string_type": f', not {shown}; write it in quotes: "{value}"'}
     return message + advice.get(error["type"], f", not {shown}{hint}")
+
+
+def _suggest_seconds(text: str) -> str:
+    match = _DURATION.fullmatch(text)
+    return f" of seconds, such as {int(match[1]) * _UNIT_SECONDS[match[2][0]]}" if match else ""
 
 
 def _value_at(value: Any, place: Place) -> Any:

@@ -156,7 +156,7 @@ def _refuse_malformed(content: bytes, document: YamlDocument) -> Iterator[None]:
         line = content.count(b"\n", 0, error.start) + 1
         raise document.refusal("the file is not UTF-8", line=line) from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        mark = _find_mark(error)
         reason = f"invalid YAML: {_explain(error, content)}"
         raise document.refusal(reason, line=mark.line + 1 if mark else None) from None
     except yaml.YAMLError as error:
@@ -180,10 +180,17 @@ _YAML_CAUSES = {
 }
 
 
+def _find_mark(error: yaml.MarkedYAMLError) -> Any:
+    """Return where the mistake is: for a missing ':' the key, since the parser notices it lines later."""
+    if "could not find expected ':'" in str(error.problem):
+        return error.context_mark or error.problem_mark
+    return error.problem_mark or error.context_mark
+
+
 def _explain(error: yaml.MarkedYAMLError, content: bytes) -> str:
     """The likely cause of a parser's error, with its column."""
     problem = ", ".join(filter(None, (error.context, error.problem)))
-    mark, character = error.problem_mark or error.context_mark, "this"
+    mark, character = _find_mark(error), "this"
     if mark is not None and content.splitlines()[mark.line : mark.line + 1]:
         line = content.splitlines()[mark.line]
         if line[: len(line) - len(line.lstrip())].count(b"\t"):

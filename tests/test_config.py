@@ -76,6 +76,15 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("a: [", "line 2: invalid YAML: a value is expected here"),
         ("- a", "keys and values"),
         ("limits: {timeout: abc}", "line 1: 'limits.timeout': must be a number, not 'abc'"),
+        (
+            "limits: {timeout: 60s}",
+            "line 1: 'limits.timeout': must be a number of seconds, such as 60, not '60s'",
+        ),
+        ("approval: {timeout: 2 min}", "'approval.timeout': must be a number of seconds, such as 120"),
+        ("sandbox: {cpu_seconds: 1h}", "'sandbox.cpu_seconds': must be a whole number of seconds, such as 3600, not"),
+        ("sandbox: {memory_mb: 2m}", "'sandbox.memory_mb': must be a whole number, not '2m'"),
+        ("chat: x\nlimits\n  timeout: 5\n", "line 2: invalid YAML: a ':' is missing after a key"),
+        ("chat: x\nprofile\n\n# words\ndata_dir: y", "line 2: invalid YAML: a ':' is missing after a key"),
         ("limits: {concurrency: 0}", "'limits.concurrency': must be greater than or equal to 1, not 0"),
         (
             "\napproval: {mode: alway}",
