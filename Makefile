@@ -15,11 +15,12 @@ PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(COMPILED) $(BIN)/pytest
 TYPES := (test -d $(COMPILED) || $(PYTEST) -n 0 --collect-only -qq >/dev/null 2>&1) & $(BIN)/mypy; \
   types=$$?; wait; exit $$types
 
+.DEFAULT_GOAL := help
 .PHONY: serve check test nightly bench editor schemas lock help clean
 
 serve: $(VENV)/.runtime  ## run the gateway over HTTP on loopback; ARGS="--port 9000" adds to it
-	@$(BIN)/toolgate serve --transport http $(ARGS) || \
-	  { status=$$?; echo 'Options of serve are passed with ARGS, such as: make serve ARGS="--port 9000"'; exit $$status; }
+	@$(if $(ARGS),,echo 'Options of serve are passed with ARGS, such as: make serve ARGS="--port 9000"';) \
+	  exec $(BIN)/toolgate serve --transport http $(ARGS)
 
 check: $(VENV)/.development  ## the inner loop: style, types, the fast tests
 	$(BIN)/ruff check .

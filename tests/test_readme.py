@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import shutil
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +15,7 @@ from typing import get_args
 
 import pytest
 from click.testing import CliRunner
+from eventually import eventually
 
 from gateway.cli import COMMANDS, toolgate
 from gateway.config import Settings
@@ -115,3 +118,32 @@ def test_library_snippet_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.
 def test_links_between_pages_lead_to_files(page: str) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text())
     assert [target for target in targets if not ((ROOT / page).parent / target).exists()] == []
+
+
+def run_make(*arguments: str) -> subprocess.Popen[str]:
+    """Start make with the environment of this process, as it is."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    command = ["make", f"VENV={sys.prefix}", "-o", f"{sys.prefix}/.runtime", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def test_make_alone_lists_its_targets() -> None:
+    with run_make() as make:
+        printed, _ = make.communicate()
+    assert make.returncode == 0 and "make serve\t" in printed and "make test\t" in printed
+
+
+def test_the_server_of_make_ends_with_it(tmp_path: Path) -> None:
+    with run_make("serve", f"ARGS=--port 0 --data-dir {tmp_path}") as make:
+        assert make.stdout is not None
+        port = next(found[1] for line in make.stdout if (found := re.search(r"http://127\.0\.0\.1:(\d+)/mcp", line)))
+        make.terminate()
+        make.stdout.read()  # ends once no process has the pipe
+        make.wait()
+
+    def is_closed() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", int(port))) != 0
+
+    assert eventually(is_closed)
