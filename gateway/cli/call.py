@@ -37,7 +37,7 @@ def call() -> None:
 
 
 @call.command("list")
-@click.option("--of-chat", help="Only calls of this chat.")
+@click.option("--of-chat", help="Only calls of this chat; --chat does the same here.")
 @click.option("--tool", help="Only calls of this tool.")
 @click.option(
     "--status", type=click.Choice(["pending", "running", "success", "error"]), help="Only calls of this status."
@@ -56,6 +56,7 @@ def list_calls(
     as_json: bool,
 ) -> None:
     """The latest calls, newest first."""
+    of_chat = of_chat or click.get_current_context().params["chat"]  # the default of the settings filters nothing
 
     async def task() -> None:
         async with Gateway.open(settings, connect="none") as gateway:

@@ -71,6 +71,17 @@ def test_calls_in_an_attached_folder_are_listed_by_its_path_from_anywhere(tmp_pa
     assert listed[0]["folder"] == str(folder.resolve()) and listed[0]["chat_id"].startswith("folder-")
 
 
+def test_calls_of_one_chat_are_listed_by_either_option(data: Path) -> None:
+    def listed(*options: str) -> list[str]:
+        found = CliRunner().invoke(toolgate, ["call", "list", "--json", "--data-dir", str(data), *options])
+        return [call["id"] for call in json.loads(found.stdout)]
+
+    assert listed() == listed("--chat", "c") == listed("--of-chat", "c") == [CALL.id]
+    assert listed("--chat", "nothing") == listed("--of-chat", "nothing") == []
+    (data / "toolgate.yaml").write_text("chat: nothing\n")
+    assert listed("--config", str(data / "toolgate.yaml")) == [CALL.id]
+
+
 @pytest.mark.parametrize(("milliseconds", "text"), [(0.44, "0.4 ms"), (9_999.9, "9999.9 ms"), (41_646.5, "41.6 s")])
 def test_long_times_are_in_seconds(milliseconds: float, text: str) -> None:
     assert format_time(milliseconds) == text
