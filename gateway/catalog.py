@@ -286,12 +286,13 @@ class Draft:
     policy: CatalogPolicy
     offered: dict[str, tuple[Source, Tool]] = field(default_factory=dict)
     withheld: dict[str, GatewayError] = field(default_factory=dict)
-    known: set[str] = field(default_factory=set)
+    known: dict[str, str | None] = field(default_factory=dict)
     problems: list[GatewayError] = field(default_factory=list)
 
     def consider(self, source: Source, tool: Tool) -> None:
-        """Take the tool in, or leave it out with the reason: one bad tool spoils no other. Its id is `known`."""
-        self.known.add(tool.id)
+        """Take the tool in, or leave it out with the reason: one bad tool spoils no other. Its id is `known`,
+        with the prefix of its name."""
+        self.known[tool.id] = tool.prefix
         try:
             self._admit(tool)
             tool.compile()

@@ -305,12 +305,13 @@ class Gateway:
             for source in self._parts.sources:
                 await self._add_tools(draft, source)
             unlisted = await self._find_unlisted_servers(draft.known, installed)
-            draft.problems += check_tool_patterns(self.settings.approval, draft.known, unlisted)
+            given, owners = await self._parts.tool_names.assign(draft.wishes)
+            draft.problems += check_tool_patterns(self.settings, draft.known, unlisted, owners)
             draft.problems += self._find_overruled_categories()
             draft.problems += [toolset.problem for toolset in installed if toolset.problem is not None]
             if (registry := self._parts.upstreams.peek()) is not None:
                 draft.problems += [problem for each in registry.by_name.values() for problem in each.problems]
-            catalog = draft.finish(*await self._parts.tool_names.assign(draft.wishes))
+            catalog = draft.finish(given, owners)
             logged = set(map(str, self.catalog.problems))
             for problem in dict.fromkeys(map(str, catalog.problems)):
                 if problem not in logged:

@@ -16,10 +16,12 @@ from urllib.parse import unquote
 
 from gateway.approval.arguments import ArgumentsTooLarge, CallArguments, fold
 from gateway.calls import Call, to_json
-from gateway.config.settings import ApprovalCondition, ApprovalRule, ApprovalSettings
+from gateway.config.settings import ApprovalCondition, ApprovalRule, Settings
+from gateway.discovery import CALLERS, DESCRIBE_NAME, RUN_NAME, SEARCH_NAME
 from gateway.errors import Invalid
-from gateway.names import SEPARATOR, did_you_mean
+from gateway.names import SEPARATOR, did_you_mean, wire_name
 from gateway.tools import READ_RENDER, READ_RESOURCE, REQUESTS, Tool
+from gateway.value import Value
 
 # Description of a text that cannot be read. It may mean anything, so it matches every pattern.
 UNREADABLE = "cannot be determined"
@@ -29,6 +31,10 @@ COMMAND_CHARACTERS = 64 * 1024
 URL_CHARACTERS = 8192
 HOST_CHARACTERS = 300
 PREFIX_LIMIT = 16
+
+# Beginnings of patterns over names that may be written before there are such tools: of any server, or administration's,
+# which are off by default.
+_FORESEEN = ("*", "?", "[", "toolgate:", f"toolgate{SEPARATOR}")
 
 _LITERAL = re.compile(r"[^*?\[]*")
 _URL = re.compile(r"://([^\s/?#]+)")
@@ -320,23 +326,77 @@ def find_rule(rules: Sequence[Rule], tool: Tool, arguments: Mapping[str, Any]) -
     return next((rule for rule in rules if rule.matches_now(call_arguments)), None)
 
 
-def check_tool_patterns(
-    settings: ApprovalSettings, tool_ids: Collection[str], unlisted: Collection[str] | None
-) -> Iterator[Invalid]:
-    """Yield an error for each pattern of tools that matches none of the ids. A pattern that may match a tool of one of
-    the `unlisted` servers or toolsets, whose tools are not known yet, is passed over; None stands for any of them."""
-    owners = {tool_id.partition(":")[0] for tool_id in tool_ids if ":" in tool_id}
-    ids = {*tool_ids, READ_RENDER.id, *(f"{owner}:{method}" for owner in owners for method in REQUESTS)}
-    rules = [
-        (f"rule {number} of approval.rules", rule.tool, ("approval", "rules", number - 1))
-        for number, rule in enumerate(settings.rules, 1)
+class ToolPatterns(Value):
+    """Patterns over tools at a place of the settings: over ids, over `names` too, or ids as they are if `exact`."""
+
+    title: str
+    patterns: Sequence[str]
+    place: Sequence[str | int]
+    names: bool = False
+    exact: bool = False
+
+
+def list_tool_patterns(settings: Settings) -> Iterator[ToolPatterns]:
+    """Yield the patterns over tools that the settings have."""
+    approval, tools = settings.approval, settings.tools
+    for number, rule in enumerate(approval.rules, 1):
+        yield ToolPatterns(f"rule {number} of approval.rules", rule.tool, ("approval", "rules", number - 1))
+    yield ToolPatterns("approval.out_of_band", approval.out_of_band, ("approval", "out_of_band"))
+    for name in settings.limits.calls_per_minute:
+        yield ToolPatterns("limits.calls_per_minute", [name], ("limits", "calls_per_minute", name), exact=True)
+    for name in tools.retry:
+        yield ToolPatterns("tools.retry", [name], ("tools", "retry", name))
+    named: list[tuple[tuple[str, ...], list[str]]] = [
+        (("tools", "first"), tools.first),
+        (("tools", "pinned"), tools.pinned),
+        *((("profiles", name, "pinned"), profile.pinned) for name, profile in settings.profiles.items()),
     ]
-    out_of_band = ("approval.out_of_band", settings.out_of_band, ("approval", "out_of_band"))
-    for name, patterns, place in [*rules, out_of_band]:
-        for pattern in patterns:
-            if not any(matches_any(tool_id, [pattern]) for tool_id in ids) and not _may_match(pattern, unlisted):
-                hint = did_you_mean(pattern, ids)
-                yield Invalid(f"{name}: no tool has the id {pattern!r}{hint}", code="NO_SUCH_TOOL", place=place)
+    for section, views in (("profiles", settings.profiles), ("roles", settings.roles)):
+        for name, view in views.items():
+            named += [((section, name, "tools", key), getattr(view.tools, key)) for key in ("allow", "deny")]
+    for place, patterns in named:
+        yield ToolPatterns(".".join(place), patterns, place, names=True)
+
+
+def check_tool_patterns(
+    settings: Settings,
+    known: Mapping[str, str | None],
+    unlisted: Collection[str] | None,
+    given: Collection[str] = (),
+) -> Iterator[Invalid]:
+    """Yield an error for each pattern of tools that matches none of the `known` ids, which are given with the prefixes
+    of their names; `given` are further names. A pattern that may match a tool of one of the `unlisted` servers or
+    toolsets, whose tools are not known yet, is passed over; None stands for any of them. So is a pattern over names
+    that is meant for tools which come later, too."""
+    owners = {tool_id.partition(":")[0] for tool_id in known if ":" in tool_id}
+    ids = {*known, READ_RENDER.id, *(f"{owner}:{method}" for owner in owners for method in REQUESTS)}
+    names: set[str] = set()
+    for each in list_tool_patterns(settings):
+        if each.names and each.patterns and not names:
+            methods, begins = (
+                [method.replace("/", "_") for method in REQUESTS],
+                {*owners, *filter(None, known.values())},
+            )
+            requests = {f"{begin}{SEPARATOR}{method}" for begin in begins for method in methods}
+            wishes = {wire_name(tool_id, prefix) for tool_id, prefix in known.items()}
+            names = {*ids, *wishes, *requests, *given, *CALLERS, SEARCH_NAME, DESCRIBE_NAME, RUN_NAME}
+        choices = names if each.names else ids
+        for pattern in each.patterns:
+            if each.names and (pattern.startswith(_FORESEEN) or _may_have_prefix(settings, pattern, unlisted)):
+                continue
+            never = each.exact and _LITERAL.fullmatch(pattern) is None
+            found = pattern in choices if each.exact else any(matches_any(choice, [pattern]) for choice in choices)
+            if not found and (never or not _may_match(pattern, unlisted)):
+                kind = "name or id" if each.names else "id"
+                text = f"{each.title}: no tool has the {kind} {pattern!r}{did_you_mean(pattern, choices)}"
+                yield Invalid(text, code="NO_SUCH_TOOL", place=each.place)
+
+
+def _may_have_prefix(settings: Settings, pattern: str, unlisted: Collection[str] | None) -> bool:
+    """Return whether the pattern may match a name with the prefix of an unlisted server; an empty one fits all."""
+    servers = settings.upstreams.items()
+    prefixes = {server.prefix for name, server in servers if unlisted is None or name in unlisted}
+    return "" in prefixes or _may_match(pattern, {prefix for prefix in prefixes if prefix})
 
 
 def _may_match(pattern: str, owners: Collection[str] | None) -> bool:
@@ -345,10 +405,8 @@ def _may_match(pattern: str, owners: Collection[str] | None) -> bool:
     has_wildcard = literal != pattern
     if owners is None:
         return has_wildcard or ":" in pattern or SEPARATOR in pattern
-    return any(
-        literal.startswith((f"{owner}:", f"{owner}{SEPARATOR}")) or (has_wildcard and f"{owner}:".startswith(literal))
-        for owner in owners
-    )
+    starts = [f"{owner}{separator}" for owner in owners for separator in (":", SEPARATOR)]
+    return any(literal.startswith(start) or (has_wildcard and start.startswith(literal)) for start in starts)
 
 
 def matches_any(text: str, patterns: Sequence[str]) -> bool:

@@ -108,8 +108,8 @@ def _check_categories(settings: Settings, path: Path | None) -> Iterator[str]:
 
 
 async def _find_problems(gateway: Gateway) -> list[tuple[tuple[str | int, ...], str]]:
-    """The rules that match no tool, and names in roles that nothing has, with their places. Other problems are not the
-    file's."""
+    """The patterns that match no tool, and names in roles that nothing has, with their places. Other problems are not
+    the file's."""
     problems = [problem for problem in gateway.catalog.problems if problem.code == "NO_SUCH_TOOL"]
     found = [(problem.details.get("place", ()), problem.message) for problem in problems]
     # Imported here: showing the settings needs nothing of upstreams.

@@ -17,7 +17,7 @@ from sources.toolset.writing import install, require_sandbox, write_toolset
 from gateway import Gateway
 from gateway.approval.rules import check_tool_patterns
 from gateway.cli import main
-from gateway.config.settings import ApprovalSettings
+from gateway.config import Settings
 from gateway.serve.mcp.handlers import Handlers, McpServer
 from gateway.sources.builtin.source import load
 from gateway.tools import Permission
@@ -142,9 +142,68 @@ async def test_rules_about_a_server_are_reported_only_once_its_tools_are_known(t
 
 
 def test_rules_about_toolsets_are_not_reported_while_any_is_being_installed() -> None:
-    settings = ApprovalSettings.model_validate({"rules": [{"tool": ["later:say", "la*", "wriet_file"]}]})
-    assert len(list(check_tool_patterns(settings, {"write_file"}, ()))) == 3
-    requests = ApprovalSettings.model_validate({"rules": [{"tool": ["lab:prompts/get", "lab:resources/*"]}]})
-    assert not list(check_tool_patterns(requests, {"lab:echo"}, ()))
-    [problem] = check_tool_patterns(settings, {"write_file"}, None)
+    def made_of(*patterns: str) -> Settings:
+        return Settings.model_validate({"approval": {"rules": [{"tool": patterns}]}})
+
+    settings = made_of("later:say", "la*", "wriet_file")
+    assert len(list(check_tool_patterns(settings, {"write_file": None}, ()))) == 3
+    assert not list(check_tool_patterns(made_of("lab:prompts/get", "lab:resources/*"), {"lab:echo": None}, ()))
+    [problem] = check_tool_patterns(settings, {"write_file": None}, None)
     assert "'wriet_file'" in problem.message
+
+
+MISSPELT = {
+    "limits": {"calls_per_minute": {"writefile": 30, "write_*": 30, "write_file": 30}},
+    "tools": {
+        "retry": {"wirte_f*": {"attempts": 2}, "read_*": {"attempts": 2}},
+        "first": ["reed_file", "read_*"],
+        "pinned": ["reed_file", "search_tools"],
+    },
+    "profiles": {"p": {"pinned": ["reed_file"], "tools": {"allow": ["reed_file", "run_*"], "deny": ["run_comand"]}}},
+    "roles": {"r": {"tools": {"deny": ["run_comand", "*__delete_*", "toolgate__*"]}}},
+}
+FOUND = [
+    "limits.calls_per_minute: no tool has the id 'writefile'; did you mean 'write_file'?",
+    "limits.calls_per_minute: no tool has the id 'write_*'; did you mean 'write_file'?",
+    "tools.retry: no tool has the id 'wirte_f*'; did you mean 'write_file'?",
+    "tools.first: no tool has the name or id 'reed_file'; did you mean 'read_file'?",
+    "tools.pinned: no tool has the name or id 'reed_file'; did you mean 'read_file'?",
+    "profiles.p.pinned: no tool has the name or id 'reed_file'; did you mean 'read_file'?",
+    "profiles.p.tools.allow: no tool has the name or id 'reed_file'; did you mean 'read_file'?",
+    "profiles.p.tools.deny: no tool has the name or id 'run_comand'; did you mean 'run_command'?",
+    "roles.r.tools.deny: no tool has the name or id 'run_comand'; did you mean 'run_command'?",
+]
+
+
+@pytest.mark.anyio
+async def test_misspelt_tools_in_limits_lists_and_profiles_are_reported(tmp_path: Path) -> None:
+    async with Gateway.open({"data_dir": str(tmp_path), **MISSPELT}) as gateway:
+        assert [problem.message for problem in gateway.catalog.problems] == FOUND
+
+
+@pytest.mark.anyio
+async def test_names_of_servers_tools_are_known_however_they_are_made(tmp_path: Path) -> None:
+    deny = ["lab:echo", "own__echo", "own__e*", "own__resources_read", "own__ehco", "away__push", "awa*", "far__x"]
+    settings = {
+        "data_dir": str(tmp_path),
+        "profiles": {"p": {"tools": {"deny": deny}}},
+        "profile": "p",
+        "mcpServers": {
+            "lab": {**labs.on_stdio(), "prefix": "own"},
+            "away": {"command": sys.executable, "enabled": False},
+            "other": {"command": sys.executable, "enabled": False, "prefix": "far"},
+        },
+    }
+    async with Gateway.open(settings) as gateway:
+        [problem] = [problem for problem in gateway.catalog.problems if problem.code == "NO_SUCH_TOOL"]
+    assert problem.message.startswith(
+        "profiles.p.tools.deny: no tool has the name or id 'own__ehco'; did you mean 'own"
+    )
+
+
+def test_config_check_names_the_line_of_a_misspelt_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = tmp_path / "toolgate.yaml"
+    settings.write_text("limits:\n  calls_per_minute:\n    writefile: 30\n")
+    with pytest.raises(SystemExit):
+        main(["config", "check", "--config", str(settings)])
+    assert f"line 3: {FOUND[0]}" in capsys.readouterr().err
