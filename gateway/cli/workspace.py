@@ -31,6 +31,7 @@ from gateway.cli.options import (
     settings_options,
     short_time,
 )
+from gateway.cli.options import short_id as short_call
 from gateway.cli.progress import clear_progress
 from gateway.config import Settings
 from gateway.errors import InputRequired, NotFound
@@ -115,6 +116,8 @@ def log_command(settings: Settings, limit: int, before: str | None, as_json: boo
         print_json([version.to_dict() for version in versions])
         return
     _print_place(settings)
+    if not versions:
+        click.echo("no versions yet" if before is None else "no versions before this one")
     for version in versions:
         _print_version(version)
 
@@ -231,12 +234,23 @@ def _describe(manifest: str | None) -> str:
     return f"version {short_id(manifest)}" if manifest else "the initial state (no files)"
 
 
+# The sources of versions, in words.
+_SOURCES = {
+    "edit": "by hand",
+    "user_upload": "upload",
+    "tool_run": "a call",
+    "interrupted": "an interrupted call",
+    "undone": "undone",
+}
+
+
 def _print_version(version: Version) -> None:
     mark = click.style("*" if version.head else " ", fg="green", bold=True)
     short = click.style(short_id(version.id), fg="yellow")
-    notes = [version.source]
-    if version.tool is not None:
-        notes.append(f"{_escape(version.tool)} (call {version.source_ref})")
+    notes = [_SOURCES.get(version.source, version.source)]
+    if version.tool is not None and version.source_ref is not None:
+        by_tool = f"{_escape(version.tool)} (call {short_call(version.source_ref)})"
+        notes = [by_tool] if version.source == "tool_run" else [*notes, by_tool]
     if version.message:
         notes.append(f"message {_escape(version.message)}")
     about = ", ".join(notes)

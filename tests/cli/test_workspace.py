@@ -127,6 +127,17 @@ def test_undo_goes_back_version_by_version_and_says_the_way_forward(tmp_path: Pa
     assert (folder / "a.txt").read_text() == "by hand\n"
     assert (folder / "b.txt").read_text() == "two\n"
     assert first in [each["id"] for each in json.loads(run("log", "--json")[1])]
+    assert "UTC  by hand\n" in run("log")[1]
+
+
+def test_an_empty_log_says_so(tmp_path: Path, run: Run) -> None:
+    async def read() -> None:
+        async with Gateway.open({"data_dir": tmp_path / "data"}) as gateway:
+            await gateway.call("list_directory", {"path": "."})
+
+    asyncio.run(read())
+    assert run("log") == (0, "no versions yet\n", "in the chat default\n")
+    assert run("log", "--json")[1] == "[]\n"
 
 
 def test_files_do_not_change_unasked(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +172,7 @@ def test_files_are_uploaded_as_a_version_of_their_own(tmp_path: Path, run: Run) 
     status, printed, error = run("upload", str(script), str(folder), "--to", "given")
     assert (status, error) == (0, "") and printed.endswith("2 added (given/project/src/main.py, given/run.sh).\n")
     assert "executable" in run("ls", "given")[1]
+    assert "UTC  upload\n" in run("log")[1]
     [version] = json.loads(run("log", "--json")[1])
     assert (version["source"], version["parent"], version["head"]) == ("user_upload", None, True)
     script.write_text("#!/bin/bash")
@@ -174,7 +186,7 @@ def test_the_log_names_the_tool_and_the_call(tmp_path: Path, run: Run) -> None:
     write(tmp_path, ("a.txt", "1"))
     [version] = json.loads(run("log", "--json")[1])
     assert version["tool"] == "write_file"
-    assert f"tool_run, write_file (call {version['source_ref']})" in run("log")[1]
+    assert f"UTC  write_file (call {version['source_ref'][-8:]})\n" in run("log")[1]
 
 
 def test_diff_now_shows_what_was_edited_since_the_latest_version(tmp_path: Path, run: Run) -> None:
