@@ -183,7 +183,9 @@ class PythonTool(ToolSpec):
     @model_validator(mode="after")
     def _check_entrypoint(self) -> PythonTool:
         if not _ENTRYPOINT.fullmatch(self.entrypoint):
-            raise field_error(f"{self.entrypoint!r} is not of the form 'module.path:function'", "entrypoint")
+            meant = ":".join(self.entrypoint.rsplit(".", 1))
+            hint = f"; did you mean {meant!r}?" if _ENTRYPOINT.fullmatch(meant) else ""
+            raise field_error(f"{self.entrypoint!r} is not of the form 'module.path:function'{hint}", "entrypoint")
         return self
 
 

@@ -377,3 +377,13 @@ def test_a_toolset_is_checked_also_when_a_program_makes_one_and_never_changes() 
 
 def test_a_toolset_that_only_wraps_a_server_may_have_its_id() -> None:
     assert load(f"{HEAD}mcp_servers:\n- {{id: demo, command: x}}").mcp_servers[0].id == "demo"
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "hint"),
+    [("tools.text.count_words", "; did you mean 'tools.text:count_words'?"), ("run", ""), ("tools/text.py:run", "")],
+)
+def test_an_entrypoint_without_a_colon_names_the_one_that_is_meant(entrypoint: str, hint: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        load(f"{HEAD}tools: [{{id: a, entrypoint: '{entrypoint}'}}]")
+    assert refused.value.message.endswith(f"{entrypoint!r} is not of the form 'module.path:function'{hint}")
