@@ -25,6 +25,7 @@ from gateway.cli.options import (
 )
 from gateway.cli.prompt import person
 from gateway.config import Settings
+from gateway.errors import NotFound
 from gateway.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -161,20 +162,52 @@ def format_time(milliseconds: float) -> str:
     return f"{milliseconds:.1f} ms" if milliseconds < 10_000 else f"{milliseconds / 1000:.1f} s"
 
 
+# Words for the columns of a record.
+_LABELS = {
+    "id": "call",
+    "chat_id": "chat",
+    "message_id": "message",
+    "parent_message_id": "message before it",
+    "tool_id": "tool",
+    "tool_name": "tool's name",
+    "started_at": "started",
+    "parent_call_id": "step of call",
+    "args": "arguments",
+    "error_code": "code of the error",
+    "render_plan": "page",
+    "finished_at": "finished",
+    "duration_ms": "took",
+    "pre_manifest_id": "version before",
+    "post_manifest_id": "version after",
+    "args_bytes": "arguments, bytes",
+    "result_bytes": "result, bytes",
+}
+
+
+async def _find_newest(gateway: Gateway) -> str:
+    """Return the id of the newest call, of the chat that --chat names if it is given."""
+    newest = await calls.list_calls(gateway, chat=click.get_current_context().params["chat"], limit=1)
+    if not newest:
+        raise NotFound("no call is recorded yet; make one with: toolgate tool call NAME", code="UNKNOWN_CALL")
+    return str(newest[0]["id"])
+
+
 @call.command()
-@click.argument("call_id", metavar="ID")
+@click.argument("call_id", metavar="[ID]", required=False)
 @click.option("--open", "opens", is_flag=True, help="Show its page in your browser instead.")
 @as_json
 @settings_options
-def show(settings: Settings, call_id: str, opens: bool, as_json: bool) -> None:
-    """One call: its arguments, its result, who made it. A unique beginning or end of the ID is enough."""
+def show(settings: Settings, call_id: str | None, opens: bool, as_json: bool) -> None:
+    """One call: its arguments, its result, who made it. A unique beginning or end of the ID is enough; without ID, the
+    newest call."""
 
     async def task() -> None:
         async with Gateway.open(settings, connect="none") as gateway:
+            found = call_id or await _find_newest(gateway)
             if opens:
-                await _open_page(gateway, call_id)
+                await _open_page(gateway, found)
                 return
-            record = await calls.show_call(gateway, call_id)
+            record = await calls.show_call(gateway, found)
             if as_json:
                 print_json(record)
                 return
@@ -182,9 +215,11 @@ def show(settings: Settings, call_id: str, opens: bool, as_json: bool) -> None:
                 record["render_plan"] = f"{plan.get('renderer')}, at render://{record['id']} (--json shows it)"
             if record["status"] == "pending":
                 record["error"] = "it waits for a person; see: toolgate approval list"
+            if (took := record["duration_ms"]) is not None:
+                record["duration_ms"] = format_time(took)
             for key, value in record.items():
                 if value is not None:
-                    click.echo(f"{key:20} {to_text(value)}")
+                    click.echo(f"{_LABELS.get(key, key):18} {to_text(value)}")
 
     run(task)
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import anyio
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from gateway import Gateway
 from gateway.calls import Call, Outcome
 from gateway.cli import toolgate
 from gateway.cli.call import format_time
+from gateway.errors import NotFound
 
 CALL = Call(name="notes__add", arguments={"whole": True}, chat="c")
 PLAN = {"renderer": "document", "config": {"content": "a long text"}}
@@ -35,14 +36,26 @@ def show(data: Path, *options: str) -> str:
 
 
 def test_a_call_is_shown_with_its_renderer_and_where_its_plan_is(data: Path) -> None:
-    [line] = [line for line in show(data).splitlines() if line.startswith("render_plan")]
+    [line] = [line for line in show(data).splitlines() if line.startswith("page ")]
     assert line.split(None, 1)[1] == f"document, at render://{CALL.id} (--json shows it)"
     assert "a long text" not in show(data)
 
 
 def test_values_that_are_no_text_are_shown_as_json(data: Path) -> None:
-    [line] = [line for line in show(data).splitlines() if line.startswith("args ")]
+    [line] = [line for line in show(data).splitlines() if line.startswith("arguments ")]
     assert line.split(None, 1)[1] == '{"whole": true}'
+
+
+def test_without_an_id_the_newest_call_is_shown(data: Path) -> None:
+    def newest(*options: str) -> Result:
+        return CliRunner().invoke(toolgate, ["call", "show", "--data-dir", str(data), *options])
+
+    assert newest().stdout == show(data)
+    labels = {line[:18].strip() for line in newest().stdout.splitlines()}
+    assert {"call", "tool's name", "started", "took", "chat"} <= labels and not any("_" in label for label in labels)
+    assert json.loads(newest("--json").stdout)["tool_name"] == CALL.name
+    nothing = newest("--chat", "nothing")
+    assert isinstance(nothing.exception, NotFound) and nothing.exception.message.startswith("no call is recorded yet")
 
 
 def test_as_json_the_plan_is_whole(data: Path) -> None:
