@@ -399,6 +399,11 @@ class Gateway:
             if self._health is not None:
                 await self._health.close()
 
+    @property
+    def running_tools(self) -> Sequence[str]:
+        """The ids of the tools whose calls run now, once for each call."""
+        return self._parts.concurrency.running
+
     async def drain(self) -> None:
         """Let running calls finish within the grace period, and cancel the rest; all are recorded."""
         await self._parts.concurrency.drain(self.settings.server.shutdown_grace)

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -129,7 +130,7 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
     """Serve one gateway over the transports; the first to end ends the other."""
     async with Gateway.open(settings, follow=True) as gateway, anyio.create_task_group() as tasks:
         stop = anyio.Event()
-        tasks.start_soon(_stop_on_signal, stop)
+        tasks.start_soon(_stop_on_signal, gateway, stop)
         flow = gateway.approval_flow
         flow.states.sealer.load_keys()  # refuse wrong keys at the start, not at the first question
         handlers = Handlers(
@@ -150,6 +151,8 @@ async def _serve(settings: Settings, transports: tuple[str, ...], host: str, por
             if "stdio" in transports:
                 serving.start_soon(_serve_stdio_transport, gateway, server, stop)
         tasks.cancel_scope.cancel()
+    if stop.is_set() and sys.stderr.isatty():
+        _print("stopped")
 
 
 async def _serve_stdio_transport(gateway: Gateway, server: McpServer, stop: anyio.Event) -> None:
@@ -252,12 +255,23 @@ def _build_rest(gateway: Gateway, body_limit: int) -> RestApp:
     return build_rest_app(gateway, body_limit)
 
 
-async def _stop_on_signal(stop: anyio.Event) -> None:
+async def _stop_on_signal(gateway: Gateway, stop: anyio.Event) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             if stop.is_set():  # the second signal ends it at once
                 raise KeyboardInterrupt
+            if sys.stderr.isatty():
+                _print(_describe_stop(gateway.running_tools, gateway.settings.server.shutdown_grace))
             stop.set()
+
+
+def _describe_stop(running: Sequence[str], grace: float) -> str:
+    if not running:
+        return "stopping"
+    names = [*dict.fromkeys(running)]
+    shown = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+    calls = "1 call" if len(running) == 1 else f"{len(running)} calls"
+    return f"stopping: waits up to {grace:g} s for {calls} ({shown}); Ctrl-C again ends it now"
 
 
 def _is_loopback(host: str) -> bool:

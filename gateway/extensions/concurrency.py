@@ -81,6 +81,8 @@ class Concurrency(Extension):
                 if total is not None:
                     total.add(run, run.exceed_total)
                 self._runs[call.id] = run
+                if call.parent is None:
+                    run.tool = tool.id
                 return await proceed(call)
         finally:
             if slots is not None:
@@ -144,6 +146,8 @@ class Concurrency(Extension):
     async def _wait(self, call: Call, run: _Run, waiting: Awaitable[object]) -> None:
         """Wait for something on behalf of a call that can be cancelled meanwhile like one that runs."""
         self._runs[call.id] = run
+        if call.parent is None:
+            run.tool = call.target.id
         try:
             with run:
                 await waiting
@@ -165,6 +169,11 @@ class Concurrency(Extension):
             run.cancelled_by = by
         run.cancel()
         return True
+
+    @property
+    def running(self) -> list[str]:
+        """The ids of the tools whose calls run or wait, without those of steps."""
+        return [run.tool for run in self._runs.values() if run.tool is not None]
 
     @property
     def queued(self) -> int:
@@ -224,6 +233,7 @@ class Concurrency(Extension):
 class _Run(CallScope):
     """A running call that can be cancelled."""
 
+    tool: str | None = None  # its id, unless the call is a step
     ended: _End | None = None
     cancelled_by: str | None = None
     waits = 0  # of it and its steps, for files

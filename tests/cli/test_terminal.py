@@ -20,6 +20,7 @@ import pexpect
 import pytest
 from eventually import eventually
 from mcp import Client
+from serve.test_process import CALL, post, settings
 from sources.toolset.writing import require_sandbox
 
 # Seconds for one step on a machine that is busy with other work.
@@ -155,6 +156,24 @@ def test_a_first_scan_shows_how_many_files_were_read(tmp_path: Path) -> None:
     with terminal(home, *call, PYTHONPATH=imported) as child:
         child.expect(r"reading the folder into its first version: \d+ files  \d+ s")
         child.expect("Created new.txt")
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_at_once_which_call_the_gateway_waits_for(tmp_path: Path) -> None:
+    options = settings(tmp_path, 600, grace=1)
+    paths = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    with terminal(tmp_path, "serve", "--transport", "http", "--port", "0", *options, PYTHONPATH=paths) as serving:
+        serving.expect(r"tools at (http://\S+/mcp)")
+        calling = threading.Thread(target=post, args=(serving.match[1], CALL))
+        calling.start()
+        eventually((tmp_path / "begun").exists)
+        serving.sendintr()
+        serving.expect(r"stopping: waits up to 1 s for 1 call \(list_directory\); Ctrl-C again ends it now")
+        serving.expect(r"stopped\r\n")
+        serving.expect(pexpect.EOF)
+        calling.join(PATIENCE)
+        serving.wait()
+        assert serving.exitstatus == 0
 
 
 @pytest.mark.slow
