@@ -218,7 +218,9 @@ class ApprovalFlow:
         if answer is not None:
             approved = await self._store.decide(pending, call, question.reason, answer)
             if approved is not None:
-                return approved
+                # At the terminal only the call without the edit was shown, so the edited one is asked about anew.
+                is_edited = via == TERMINAL and approved.arguments != question.arguments
+                return replace(approved, consent=None) if is_edited else approved
         raise await self._store.expire(pending)
 
     # The queue: answered by `toolgate approval`, while the caller waits a moment or calls again later.

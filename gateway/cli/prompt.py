@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import anyio.to_thread
@@ -16,9 +17,18 @@ from gateway.errors import Invalid
 _ANSWERS = {"y": "once", "c": "chat", "a": "always", "n": "deny", "e": "edit"}
 
 
-async def ask_on_terminal(question: Question) -> Answer:
-    """Ask the person at the terminal; Ctrl-C and the end of input dismiss the question."""
-    return await anyio.to_thread.run_sync(_ask, question, abandon_on_cancel=True)
+class TerminalApprover:
+    """Asks the person at the terminal. A call that they edited is shown anew before it runs."""
+
+    def __init__(self) -> None:
+        self._edited: Mapping[str, Any] | None = None
+
+    async def ask(self, question: Question) -> Answer:
+        """Ask one question; Ctrl-C and the end of input dismiss it."""
+        again = self._edited is not None and self._edited == question.arguments
+        answer = await anyio.to_thread.run_sync(_ask, question, again, abandon_on_cancel=True)
+        self._edited = answer.arguments
+        return answer
 
 
 def can_ask() -> bool:
@@ -34,21 +44,31 @@ def person() -> str:
         return "cli"
 
 
-def _ask(question: Question) -> Answer:
-    click.echo(f"\n{question.message}\n", err=True)
-    longer = " · [c] for this chat · [a]lways, this definition" if question.remember else ""
-    offered = [key for key in _ANSWERS if question.remember or key not in "ca"]
+def _ask(question: Question, again: bool) -> Answer:
     try:
-        chosen = click.prompt(
-            f"[y]es, once{longer} · [e]dit the arguments · [n]o",
-            type=click.Choice(offered, case_sensitive=False),
-            show_choices=False,
-            err=True,
-        )
-        answer = _edit(question) if chosen == "e" else Answer(_ANSWERS[chosen])  # type: ignore[arg-type]
+        answer = _ask_once(question, again)
+        while answer is None:
+            answer = _ask_once(question, True)
     except click.Abort:
         return Answer("dismiss", by=person())
     return Answer(answer.decision, answer.arguments, person())
+
+
+def _ask_once(question: Question, again: bool) -> Answer | None:
+    """Show the question and take the choice; None after an edit that changes nothing, which is no consent."""
+    click.echo(f"\n{question.message}\n", err=True)
+    remember = question.remember and not again
+    longer = " · [c] for this chat · [a]lways, this definition" if remember else ""
+    chosen = click.prompt(
+        f"[y]es, once{longer} · [e]dit {'again' if again else 'the arguments'} · [n]o",
+        type=click.Choice([key for key in _ANSWERS if remember or key not in "ca"], case_sensitive=False),
+        show_choices=False,
+        err=True,
+    )
+    if chosen != "e":
+        return Answer(_ANSWERS[chosen])  # type: ignore[arg-type]
+    answer = _edit(question)
+    return None if answer.arguments is None else answer
 
 
 def _edit(question: Question) -> Answer:

@@ -33,7 +33,7 @@ from gateway.cli.options import (
     summarize,
 )
 from gateway.cli.progress import ProgressLine, show_progress
-from gateway.cli.prompt import ask_on_terminal
+from gateway.cli.prompt import TerminalApprover
 from gateway.config import Settings
 from gateway.errors import Forbidden, GatewayError, InputRequired, Invalid, ToolFailed
 from gateway.gateway import DISCOVERY_SECONDS, Gateway
@@ -184,9 +184,11 @@ def call(
             entry = await _find_tool(gateway, name, line)
             values = parse_arguments(entry.tool.input_schema if entry is not None else {}, arguments, json_args)
 
+            terminal = TerminalApprover()
+
             async def ask(question: Question) -> Answer:
                 with line.paused():
-                    return await ask_on_terminal(question)
+                    return await terminal.ask(question)
 
             approver = ask if sys.stdin.isatty() and not yes else None
             outcome = await gateway.call(

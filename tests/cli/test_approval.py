@@ -208,6 +208,22 @@ def test_a_person_at_the_terminal_is_asked_the_same(tmp_path: Path) -> None:
     assert vias == {"terminal"}
 
 
+@pytest.mark.slow
+def test_a_call_edited_at_the_terminal_is_shown_and_asked_about_again(tmp_path: Path) -> None:
+    write = ("write_file", "path=a.txt")
+    assert converse(tmp_path, "", *write, "content=one")[0] == 0
+    status, _, seen = converse(tmp_path, "e\n\nthree\nn\n", *write, "content=two")
+    first, again = seen.split("Run write_file?")[1:]
+    assert status == 1 and "toolgate: DECLINED: " in again
+    assert ("+two" in first, "+three" in first, "+two" in again, "+three" in again) == (True, False, False, True)
+    assert "[e]dit the arguments" in first and "[e]dit again" in again
+    status, _, seen = converse(tmp_path, "e\n\n\nn\n", *write, "content=two")
+    assert status == 1 and seen.count("Run write_file?") == 2, "an edit that changes nothing is no yes"
+    status, output, seen = converse(tmp_path, "e\n\nthree\ne\n\nfour\ny\n", *write, "content=two")
+    assert status == 0 and seen.count("Run write_file?") == 3
+    assert output.startswith("Overwrote a.txt (4 bytes).\nA person changed these arguments before the call ran: ")
+
+
 def test_without_a_terminal_the_fix_is_named(tmp_path: Path) -> None:
     CliRunner().invoke(toolgate, ["tool", "call", "write_file", "path=a", "content=b", "--data-dir", str(tmp_path)])
     refused = CliRunner().invoke(toolgate, ["tool", "call", "delete_file", "path=a", "--data-dir", str(tmp_path)])
