@@ -56,11 +56,9 @@ def waiting(tmp_path: Path) -> dict[str, Any]:
 def test_pending_approvals_are_listed_and_shown_as_they_are_asked(tmp_path: Path, waiting: dict[str, Any]) -> None:
     listed = run(tmp_path, "list").splitlines()
     assert listed[0].split() == ["ID", "ASKED", "(UTC)", "TOOL", "STATUS", "CHAT", "WHY"]
-    assert listed[1].startswith(f"{waiting['id'][-8:]}  ") and listed[1].endswith(
-        "default  delete_file always asks first"
-    )
+    assert listed[1].startswith(f"{waiting['id'][-8:]}  ") and listed[1].endswith("default  delete_file deletes files")
     shown = run(tmp_path, "show", waiting["id"][:-1])
-    assert shown.startswith('Run delete_file?\n\nWhy: delete_file always asks first\n\nArguments:\n  path: "a.txt"\n')
+    assert shown.startswith('Run delete_file?\n\nWhy: delete_file deletes files\n\nArguments:\n  path: "a.txt"\n')
     assert "\x1b" not in run(tmp_path, "show", json.loads(run(tmp_path, "list", "--json"))[1]["id"])
     assert "nonce" not in waiting
 
@@ -167,7 +165,7 @@ def test_the_call_that_waits_is_shown_and_asked_about_where_none_is_named(
     for reply, status, end in (("n", 1, "nothing was decided; the call waits on"), ("y", 0, "allowed")):
         command = [sys.executable, "-m", "gateway", "approval", "allow", "--data-dir", str(tmp_path)]
         child = pexpect.spawn(command[0], command[1:], timeout=PATIENCE, encoding="utf-8")
-        child.expect(r'Run delete_file\?\s+Why: delete_file always asks first\s+Arguments:\s+path: "a.txt"')
+        child.expect(r'Run delete_file\?\s+Why: delete_file deletes files\s+Arguments:\s+path: "a.txt"')
         child.expect(r"Allow this call\? \[y/N\]: ")
         child.sendline(reply)
         child.expect(end)
@@ -228,5 +226,5 @@ def test_without_a_terminal_the_fix_is_named(tmp_path: Path) -> None:
     CliRunner().invoke(toolgate, ["tool", "call", "write_file", "path=a", "content=b", "--data-dir", str(tmp_path)])
     refused = CliRunner().invoke(toolgate, ["tool", "call", "delete_file", "path=a", "--data-dir", str(tmp_path)])
     assert str(refused.exception) == (
-        "CONFIRMATION_REQUIRED: delete_file always asks first; there is no terminal to ask on; use --yes to agree"
+        "CONFIRMATION_REQUIRED: delete_file deletes files; there is no terminal to ask on; use --yes to agree"
     )

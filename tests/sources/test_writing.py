@@ -114,7 +114,7 @@ def test_deleting_always_asks(ask: Asking, workspace: Path) -> None:
     (workspace / "dir").mkdir()
     (workspace / "dir/file").touch()
     for arguments in ({"path": "dir/file"}, {"path": "dir", "recursive": True}):
-        assert ask("delete_file", **arguments) == "delete_file always asks first"
+        assert ask("delete_file", **arguments) == "delete_file deletes files"
 
 
 def test_deleting_what_cannot_be_deleted_is_refused_before_anybody_is_asked(ask: Asking, workspace: Path) -> None:

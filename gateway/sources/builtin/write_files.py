@@ -140,7 +140,7 @@ def _deletes(context: FileContext, path: str, recursive: bool) -> str:
         with context.workspace.walk(parts, 1) as entries:
             if next(iter(entries), None) is not None:
                 raise _not_empty(parts)
-    return "delete_file always asks first"
+    return "delete_file deletes files"
 
 
 class DeleteResult(Shape):

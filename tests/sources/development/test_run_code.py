@@ -329,7 +329,8 @@ async def test_a_command_runs_where_it_is_told_after_a_person_has_agreed(client:
     )
     assert (value["stdout"], value["exitCode"]) == ("sub\n", 4)
     assert (
-        await client.reason("run_command", command="rm -r x", directory="sub") == "run_command runs in 'sub': rm -r x"
+        await client.reason("run_command", command="rm -r x", directory="sub")
+        == "run_command runs a program in 'sub': rm -r x"
     )
     assert (await client.refusal("run_command", command="true", directory="nowhere")).code == "FILE_NOT_FOUND"
     assert (await client.refusal("run_command", command="true", directory="../..")).code == "INVALID_PATH"
@@ -366,7 +367,7 @@ async def test_a_command_waits_for_a_person_and_code_does_not(tmp_path: Path) ->
     async with opened(tmp_path) as gateway:
         asked = await gateway.call("run_command", {"command": "touch x"}, chat="c")
         assert asked.error is not None and asked.error.code == "CONFIRMATION_REQUIRED"
-        assert asked.error.details["reason"] == "run_command runs in '.': touch x"
+        assert asked.error.details["reason"] == "run_command runs a program in '.': touch x"
         assert not (tmp_path / "data/chats/c/workspace/x").exists()
         assert (await gateway.call("run_command", {"command": "touch x"}, chat="c", confirmed=True)).ok
         assert (tmp_path / "data/chats/c/workspace/x").exists()

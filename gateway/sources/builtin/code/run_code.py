@@ -135,7 +135,7 @@ def shorten(command: str) -> str:
 
 
 async def _command_reason(_: CodeContext, command: str, directory: str = ".", **_other: object) -> str:
-    return f"run_command runs in {directory!r}: {shorten(command)}"
+    return f"run_command runs a program in {directory!r}: {shorten(command)}"
 
 
 @builtin(
