@@ -175,6 +175,7 @@ async def test_console_tools_are_filtered_switched_and_undone(console: Console) 
         await expect(page.get_by_text("2 tools disabled")).to_be_visible()
         assert console.rest.get("/api/tools/crm__find_contacts").status_code == 403
         await expect(part(page, "tools.toggle", "crm__find_contacts")).not_to_be_checked()
+        await expect(part(page, "tools.reason").first).to_be_visible()
         await part(page, "toast.undo").first.click()
         await expect(page.get_by_text("2 tools enabled")).to_be_visible()
         assert console.rest.get("/api/tools/crm__find_contacts").status_code == 200

@@ -135,6 +135,8 @@ async def test_call_page_shows_files_timeline_and_what_to_do_next(browser: Brows
         await expect(steps.filter(has_text="Approval")).to_contain_text("ms")
         await expect(steps.filter(has_text="edit_file")).to_contain_text("ms")
         await expect(page.get_by_test_id("call.version")).to_have_count(2)
+        await page.get_by_test_id("call.steps").get_by_text("What these steps do").click()
+        await expect(page.get_by_text("asks a person before a dangerous call")).to_be_visible()
         again = await page.get_by_test_id("call.again").get_attribute("href")
         assert again is not None
         assert re.fullmatch(r"/console/tools/edit_file\?tab=try&from=[0-9a-f-]{36}", again)

@@ -233,6 +233,9 @@ async def test_approval_is_decided_in_the_browser_with_edited_arguments_while_th
         await row.click()  # it appears by itself
         approval = page.get_by_test_id("approval")
         await expect(approval).to_contain_text("overwrites 'deploy.yml'")
+        await expect(page.get_by_text("sha256").first).to_be_hidden()
+        await page.get_by_test_id("approval.details").get_by_text("Details").click()
+        await expect(page.get_by_text("sha256").first).to_be_visible()
         await expect(page.get_by_test_id("approval.changes")).to_contain_text("env: production")
         await expect(page.get_by_test_id("approval.arguments")).to_contain_text('"content": "env: production\\n"')
         assert not waiting.done()

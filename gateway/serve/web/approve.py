@@ -120,19 +120,27 @@ class ApproveRoutes:
         record = approvals.describe_approval(self._gateway, found)
         place = f"the folder {escape_text(record['folder'])}" if record["folder"] else f"chat {record['chat_id']}"
         waits = record["status"] == "waiting"
+        details = facts(
+            [("Bound to", f"these arguments, sha256 {record['question'][:12]}"), ("Approval", record["id"])]
+        )
         parts = [
             paragraph(refusal.message, "problem") if refusal is not None else "",
             paragraph(_describe_state(record)),
-            paragraph(f"{record['tool_id']} was called by {record['principal']} in {place}."),
+            paragraph(f"{record['tool_id']} was called by {_name_caller(record)} in {place}."),
             paragraph(f"Asks because: {escape_text(record['reason'])}", "note"),
             f"<h2>What would change</h2>{_show_changes(record['changes'])}" if record["changes"] else "",
             f"<h2>Exact arguments</h2><pre>{escape(_show_json(record['args']))}</pre>",
-            facts([("Bound to", f"these arguments, sha256 {record['question'][:12]}"), ("Approval", record["id"])]),
+            f"<details><summary>Details</summary>{details}</details>",
             _decision_form(request.url.path, record) if waits and principal.admin and record["via"] == "queue" else "",
             _explain(record, principal) if waits else "",
         ]
         status = 200 if refusal is None else refusal.status
         return page(f"Run {record['tool_id']}?" if waits else record["tool_id"], parts, status, extra_style=_STYLE)
+
+
+def _name_caller(record: Mapping[str, Any]) -> str:
+    """Return the principal; `local` is whoever reaches a gateway without keys."""
+    return "a person on this computer" if record["principal"] == "local" else str(record["principal"])
 
 
 def _describe_state(record: Mapping[str, Any]) -> str:

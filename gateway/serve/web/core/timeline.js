@@ -17,6 +17,7 @@ const LEAST = 0.01;
  * @property {boolean} [isTool] a tool, whose name is mono
  * @property {string} [note] in place of the duration
  * @property {string} [href]
+ * @property {string} [about] what the step does, as a tooltip
  */
 
 /** @param {TimelineStep[]} steps @param {{label?: string}} [options] */
@@ -56,7 +57,7 @@ function drawStep(step, bar) {
     "li",
     { class: `timeline__step${skipped ? " timeline__step--skipped" : ""}` },
     skipped ? h("span", { class: "timeline__dash", "aria-hidden": "true" }, "–") : state(/** @type {any} */ (step.kind), null),
-    h("span", { class: step.isTool ? "timeline__name mono" : "timeline__name", title: step.name }, name),
+    h("span", { class: step.isTool ? "timeline__name mono" : "timeline__name", title: step.about ? `${step.name}: ${step.about}` : step.name }, name),
     h("span", { class: "timeline__axis", "aria-hidden": "true" }, bar && !skipped ? drawBar(step, bar) : null),
     h("span", { class: "timeline__time" }, time),
   );

@@ -151,7 +151,9 @@ function drawApproval(view, record, call) {
   const expiry = waits
     ? h("span", {class: "push row"}, icon("clock"), h("span", {"data-expires": record.expires_at, "data-words": "Expires ", title: formatExactTime(record.expires_at)}, `Expires ${formatRelative(record.expires_at)}`))
     : null;
-  const who = call && call.client ? `${call.client}, signed in as ${record.principal}` : record.principal;
+  // `local` is whoever reaches a gateway without keys.
+  const owner = record.principal !== "local" ? record.principal : view.context.principal.id === "local" ? "you on this computer" : "the person on this computer";
+  const who = call && call.client ? `${call.client} for ${owner}` : owner;
   replace(
     view.detail,
     h(
@@ -188,8 +190,8 @@ function argumentsCard(record) {
 
 function boundCard(record) {
   return h(
-    "section", {class: "card"},
-    h("div", {class: "card__head"}, h("h3", {}, "Bound to")),
+    "details", {class: "card", "data-testid": "approval.details"},
+    h("summary", {class: "card__head"}, "Details"),
     h(
       "dl", {class: "facts card__body"},
       h("dt", {}, "Question"), h("dd", {class: "mono", title: record.question}, `sha256 ${record.question.slice(0, 8)}…${record.question.slice(-4)}`),

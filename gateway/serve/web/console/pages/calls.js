@@ -15,6 +15,25 @@ import {drawValue} from "../../core/values.js";
 const PAGE = 100; // several screens; the answer is half the time of a filter
 const KEPT = 10_000;
 const TYPING_MS = 50;
+// What each extension does, by its name in the plan of a call.
+const ABOUT = {
+  Approval: "asks a person before a dangerous call",
+  Audit: "writes the call into the record",
+  CallRetry: "repeats a harmless call that failed for a passing reason",
+  ChatClaim: "gives a new chat to its first caller",
+  Concurrency: "limits how many calls run at once, and for how long",
+  LargeResults: "saves a very long result as a file",
+  Ownership: "keeps others out of a chat",
+  Permissions: "checks that the caller may use the tool",
+  Quotas: "checks how much the caller has used",
+  RateLimit: "limits calls per minute",
+  Rendering: "prepares the view of the result",
+  Telemetry: "counts calls and measures their time",
+  Tracing: "sends the call to OpenTelemetry",
+  UpstreamTracing: "sends requests to servers to OpenTelemetry",
+  Validation: "checks arguments and results against the tool's schemas",
+  Versioning: "keeps a version of the files before and after",
+};
 const STATES = {running: "running", waiting: "pending", done: "success", failed: "error"};
 // Filters of the address, and the parameters of REST that they are.
 const FILTERS = {q: "text", tool: "tool", chat: "chat", client: "client", who: "principal", from: "since", to: "until"};
@@ -329,7 +348,7 @@ async function renderCall(context) {
       ([answer, asked, children]) => {
         const steps = makeSteps(call, answer, asked.items, children.items);
         count.textContent = plural(steps.length, "step");
-        replace(place, timeline(steps, {label: "Timeline of the call"}), answer.measured ? null : h("p", {class: "meta"}, "The times of single steps are measured while somebody has Calls open."));
+        replace(place, timeline(steps, {label: "Timeline of the call"}), stepsGuide(steps), answer.measured ? null : h("p", {class: "meta"}, "The times of single steps are measured while somebody has Calls open."));
       },
       (error) => { if (error.name !== "AbortError") replace(place, errorBanner(error)); },
     );
@@ -435,7 +454,7 @@ async function renderCall(context) {
 function makeSteps(call, {steps, measured}, approvals, children) {
   const began = Date.parse(call.started_at);
   const waits = approvals.map((approval) => ({
-    name: "Approval", isWait: true, kind: {waiting: "waiting", denied: "denied", expired: "cancelled", cancelled: "cancelled", dismissed: "denied"}[approval.status] ?? "done",
+    name: "Approval", about: ABOUT.Approval, isWait: true, kind: {waiting: "waiting", denied: "denied", expired: "cancelled", cancelled: "cancelled", dismissed: "denied"}[approval.status] ?? "done",
     start: Math.max(0, Date.parse(approval.created_at) - began),
     duration: Math.max(0, Date.parse(approval.decided_at ?? new Date().toISOString()) - Date.parse(approval.created_at)),
   }));
@@ -445,7 +464,7 @@ function makeSteps(call, {steps, measured}, approvals, children) {
     const kind = step.failed ? (stateOf(call) === "done" ? "failed" : stateOf(call)) : measured ? (step.duration_ms === null ? "skipped" : "done") : ended ? "done" : step.kind === "tool" ? stateOf(call) : "skipped";
     const note = measured ? (step.duration_ms === null ? "not reached" : undefined) : step.kind === "tool" ? undefined : ended ? "passed" : "";
     const whole = step.kind === "tool" && !measured ? {start: 0, duration: call.duration_ms} : {start: step.start_ms, duration: step.duration_ms};
-    return {name, kind, note, isTool: step.kind === "tool", ...whole};
+    return {name, kind, note, isTool: step.kind === "tool", about: step.kind === "tool" ? undefined : ABOUT[step.name], ...whole};
   });
   const inner = children.map((child) => ({
     name: child.tool_name, isTool: true, kind: stateOf(child), href: `/console/calls/${child.id}`,
@@ -455,6 +474,12 @@ function makeSteps(call, {steps, measured}, approvals, children) {
   const place = shown.findIndex((step) => step.name === "Approval");
   const at = place < 0 ? shown.findIndex((step) => step.isTool) : place;
   return [...shown.slice(0, at), ...waits, ...shown.slice(place < 0 ? at : at + 1), ...inner];
+}
+
+/** The extensions of the timeline in one line each, for who does not know their names. */
+function stepsGuide(steps) {
+  const known = new Map(steps.filter((step) => step.about).map((step) => [step.name, step.about]));
+  return known.size ? h("details", {class: "form__optional", "data-testid": "call.steps"}, h("summary", {}, "What these steps do"), list([...known])) : null;
 }
 
 /** `LargeResults` as `Large results`. */

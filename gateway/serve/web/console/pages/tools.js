@@ -103,7 +103,7 @@ class ToolsPage {
     const toggle = (tool) => h("input", {type: "checkbox", class: "toggle", role: "switch", checked: tool.on, "aria-label": `${tool.name} on`, "data-testid": "tools.toggle", "data-key": tool.name, onchange: (event) => this.switchTools([tool], event.target.checked)});
     /** @type {import("../../core/table.js").Column<any>[]} */
     const columns = [
-      {key: "name", title: "Name", render: (tool) => h("span", {class: "tool-name", title: tool.reason ?? tool.name}, h("span", {class: "mono"}, shorten(tool.name, phone ? 30 : 56)), phone ? levelBadge(tool.permission) : null, toolBadges(tool))},
+      {key: "name", title: "Name", render: (tool) => h("span", {class: "tool-name", title: tool.reason ?? tool.name}, h("span", {class: "mono"}, shorten(tool.name, phone ? 30 : 56)), phone ? levelBadge(tool.permission) : null, toolBadges(tool), !tool.on && tool.reason ? h("span", {class: "meta tool-reason", "data-testid": "tools.reason"}, tool.reason) : null)},
       ...(phone ? [] : [{key: "permission", title: "Level", width: "92px", render: (tool) => (tool.isKnown ? levelBadge(tool.permission) : "–")}]),
       {key: "tokens", title: "Tokens", width: "76px", align, wideOnly: true, render: (tool) => (tool.isKnown ? formatCount(tool.tokens) : "–")},
       {key: "calls", title: "7 days", width: "72px", align, wideOnly: true, value: (tool) => this.calls.get(tool.id)?.calls ?? 0, render: (tool) => formatCount(this.calls.get(tool.id)?.calls ?? 0)},
