@@ -404,6 +404,42 @@ USAGE_WITHOUT_REQUESTS: Migration = (
     WHEN OLD.finished_at IS NULL AND NEW.finished_at IS NOT NULL AND {_IS_CALL} BEGIN {_COUNT_USAGE} END""",
 )
 
+# Calls that a person, a rule, a limit or a check of the arguments refused, or that were cancelled: no tool failed.
+_REFUSALS = """
+    ('CONFIRMATION_REQUIRED', 'DECLINED', 'DISMISSED', 'APPROVAL_EXPIRED', 'TOO_MANY_QUESTIONS', 'CONTINUED',
+     'DENIED_BY_RULE', 'PROTECTED_FILE', 'PERMISSION_DENIED', 'CHAT_FORBIDDEN', 'WRONG_CALLER', 'CANCELLED',
+     'INVALID_ARGUMENTS', 'UNKNOWN_TOOL', 'AMBIGUOUS_TOOL', 'TOOL_DISABLED', 'CATEGORY_TOO_LOW', 'RATE_LIMITED')
+"""
+_COUNT_REFUSED = f"""
+    INSERT INTO call_usage VALUES (
+        substr(NEW.started_at, 1, 10), CASE WHEN NEW.category IS NULL THEN '' ELSE NEW.tool_id END, NEW.principal,
+        1, NEW.status = 'error', COALESCE(NEW.duration_ms, 0), COALESCE(NEW.duration_ms, 0),
+        COALESCE(NEW.args_bytes, 0), COALESCE(NEW.result_bytes, 0),
+        NEW.status = 'error' AND COALESCE(NEW.error_code, '') IN {_REFUSALS}
+    ) ON CONFLICT (day, tool_id, principal) DO UPDATE SET
+        calls = calls + 1, errors = errors + excluded.errors, duration_ms = duration_ms + excluded.duration_ms,
+        longest_ms = max(longest_ms, excluded.longest_ms), args_bytes = args_bytes + excluded.args_bytes,
+        result_bytes = result_bytes + excluded.result_bytes, refused = refused + excluded.refused;
+"""  # noqa: S608 - constants only
+
+REFUSED_CALLS: Migration = (
+    "ALTER TABLE call_usage ADD COLUMN refused BIGINT NOT NULL DEFAULT 0",  # of the errors
+    f"""
+    UPDATE call_usage SET refused = found.refused FROM (
+        SELECT substr(started_at, 1, 10) AS day, CASE WHEN category IS NULL THEN '' ELSE tool_id END AS tool_id,
+            principal, count(*) AS refused
+        FROM tool_calls NEW WHERE status = 'error' AND finished_at IS NOT NULL AND error_code IN {_REFUSALS}
+            AND {_IS_CALL} GROUP BY 1, 2, 3
+    ) AS found WHERE call_usage.day = found.day AND call_usage.tool_id = found.tool_id
+        AND call_usage.principal = found.principal
+    """,  # noqa: S608 - constants only
+    *(f"DROP TRIGGER {name}" for name in ("count_usage", "count_usage_at_end")),
+    f"""CREATE TRIGGER count_usage AFTER INSERT ON tool_calls WHEN NEW.finished_at IS NOT NULL AND {_IS_CALL}
+    BEGIN {_COUNT_REFUSED} END""",
+    f"""CREATE TRIGGER count_usage_at_end AFTER UPDATE OF finished_at ON tool_calls
+    WHEN OLD.finished_at IS NULL AND NEW.finished_at IS NOT NULL AND {_IS_CALL} BEGIN {_COUNT_REFUSED} END""",
+)
+
 MIGRATIONS: Sequence[Migration] = (
     schema.TABLES,
     INSTALLED_TOOLSETS,
@@ -423,6 +459,7 @@ MIGRATIONS: Sequence[Migration] = (
     CALL_LOG,
     DISABLED_TOOLS,
     USAGE_WITHOUT_REQUESTS,
+    REFUSED_CALLS,
 )
 
 

@@ -23,14 +23,16 @@ _COLUMNS: dict[Dimension, str] = {
     "principal": "principal",
 }
 _SUMS = (
-    "COALESCE(sum(calls), 0), COALESCE(sum(errors), 0), COALESCE(sum(duration_ms) / sum(calls), 0.0), "
-    "COALESCE(max(longest_ms), 0.0), COALESCE(sum(args_bytes), 0), COALESCE(sum(result_bytes), 0)"
+    "COALESCE(sum(calls), 0), COALESCE(sum(errors), 0), COALESCE(sum(refused), 0), "
+    "COALESCE(sum(duration_ms) / sum(calls), 0.0), COALESCE(max(longest_ms), 0.0), "
+    "COALESCE(sum(args_bytes), 0), COALESCE(sum(result_bytes), 0)"
 )
 _REMOVE = Statement("DELETE FROM call_usage WHERE day < ?")
 
 
 class UsageRow(Value):
-    """Counts of calls. What they are not grouped by is None. Bytes are those of arguments and results."""
+    """Counts of calls. What they are not grouped by is None. `refused` counts the errors that were refusals or
+    cancellations. Bytes are those of arguments and results."""
 
     day: str | None
     tool: str | None
@@ -38,6 +40,7 @@ class UsageRow(Value):
     principal: str | None
     calls: int
     errors: int
+    refused: int
     mean_ms: float
     longest_ms: float
     args_bytes: int

@@ -432,6 +432,13 @@ async def test_home_connects_clients_and_shows_calls_as_they_happen(console: Con
         assert link is not None and link.startswith("vscode:mcp/install?")
         await call(console, "2026-07-28", console.bob, "write_file", {"path": "a.txt", "content": "x"}, "just-now")
         await expect(page.get_by_test_id("home.call").filter(has_text="just-now")).to_have_count(1)
+        failed, _ = await call(
+            console, "2026-07-28", console.bob, "write_file", {"path": 7, "content": "x"}, "just-now"
+        )
+        assert failed
+        await expect(page.get_by_test_id("home.count")).to_contain_text("refused or cancelled")
+        tabs = page.get_by_role("tablist", name="Clients")
+        assert await tabs.evaluate("(each) => each.scrollWidth <= each.clientWidth"), "no client is beyond the edge"
         await page.get_by_test_id("shell.theme").first.click()
         dark = await page.evaluate("document.documentElement.dataset.theme")
         await page.reload()  # the server writes it, before a script runs

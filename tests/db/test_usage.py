@@ -19,7 +19,7 @@ from gateway.calls import Call, Caller, Outcome
 from gateway.cli import toolgate
 from gateway.db.migrations import CALL_USAGE, MIGRATIONS
 from gateway.db.sqlite import connect, migrate
-from gateway.errors import InputRequired, Invalid, ToolFailed
+from gateway.errors import Cancelled, Forbidden, InputRequired, Invalid, Timeout, ToolFailed
 from gateway.tools import LIST_RESOURCES, Tool
 
 pytestmark = [pytest.mark.promise("P3"), pytest.mark.anyio]
@@ -95,6 +95,15 @@ async def test_usage_counts_a_call_once_that_waits_for_a_person_or_is_written_tw
         assert (total.calls, total.result_bytes) == (1, 200_002)
 
 
+async def test_usage_tells_refused_and_cancelled_calls_from_failed_ones(tmp_path: Path) -> None:
+    async with Gateway.open({"data_dir": str(tmp_path)}) as gateway:
+        refusals = [Forbidden("no", code="DECLINED"), Invalid("'path' is required"), Cancelled("stopped")]
+        for error in (*refusals, ToolFailed("no"), Timeout("late")):
+            await gateway.records.record_finished(make_call("notes:add"), Outcome(error=error), finished_at=NOON)
+        total = (await report_usage(gateway, until=TODAY)).total
+        assert (total.calls, total.errors, total.refused) == (5, 5, 3)
+
+
 def test_usage_counts_the_calls_of_an_older_database(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "toolgate.db", isolation_level=None)
     migrate(connection, MIGRATIONS[: MIGRATIONS.index(CALL_USAGE)])
@@ -104,11 +113,16 @@ def test_usage_counts_the_calls_of_an_older_database(tmp_path: Path) -> None:
         "started_at, finished_at, duration_ms) VALUES ('1', 'c', 't', 't', 'web', 'ada', 'mcp', '{}', 'success', "
         "'2027-01-15T00:00:00.000+00:00', '2027-01-15T00:00:01.000+00:00', 1000)"
     )
+    connection.execute(
+        "INSERT INTO tool_calls (id, chat_id, tool_id, tool_name, category, principal, surface, args, status, "
+        "error_code, started_at, finished_at, duration_ms) VALUES ('2', 'c', 't', 't', 'web', 'ada', 'mcp', '{}', "
+        "'error', 'DECLINED', '2027-01-15T00:00:00.000+00:00', '2027-01-15T00:00:01.000+00:00', 1000)"
+    )
     connection.close()
     connection = connect(tmp_path / "toolgate.db")
     found = connection.execute("SELECT * FROM call_usage").fetchall()
     connection.close()
-    assert found == [(str(TODAY), "t", "ada", 1, 0, 1000.0, 1000.0, 2, 0)]
+    assert found == [(str(TODAY), "t", "ada", 2, 1, 2000.0, 1000.0, 4, 0, 1)]
 
 
 def test_call_stats_prints_a_table_and_json(tmp_path: Path) -> None:

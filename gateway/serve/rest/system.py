@@ -110,6 +110,7 @@ class UsageInfo(AnswerModel):
     principal: str | None
     calls: int
     errors: int
+    refused: Annotated[int, Field(description="Of the errors: calls that were refused or cancelled.")]
     mean_ms: float
     longest_ms: float
     args_bytes: int

@@ -99,13 +99,20 @@ function part(title, level, word, text, link) {
   );
 }
 
+/** Tools that failed, apart from calls that a person, a rule or a limit refused. @param {{errors: number, refused: number}} total */
+function callEndings({errors, refused}) {
+  const failed = errors - refused;
+  const text = failed ? `${formatCount(failed)} failed` : "None failed";
+  return refused ? `${text}, ${formatCount(refused)} refused or cancelled` : text;
+}
+
 function drawCallCount(place, usage) {
-  const total = usage ? usage.total : {calls: 0, errors: 0};
+  const total = usage ? usage.total : {calls: 0, errors: 0, refused: 0};
   replace(
     place,
     h("p", {class: "strip-title"}, icon("calls"), " Calls since yesterday"),
     h("p", {class: "strip-word"}, formatCount(total.calls)),
-    h("p", {class: "meta strip-text"}, total.calls ? `${formatCount(total.errors)} failed (${formatPercent(total.errors / total.calls)})` : "None yet"),
+    h("p", {class: "meta strip-text"}, total.calls ? callEndings(total) : "None yet"),
   );
 }
 
@@ -175,7 +182,7 @@ function drawUsed(place, usage) {
       ? h("ul", {class: "used"}, items.map((each) => h(
         "li", {},
         h("span", {class: "name"}, each.tool), h("span", {class: "used-number"}, formatCount(each.calls)),
-        h("span", {class: `used-number meta ${each.errors ? "bad-text" : ""}`}, formatPercent(each.errors / each.calls)),
+        h("span", {class: `used-number meta ${each.errors > each.refused ? "bad-text" : ""}`, title: callEndings(each)}, formatPercent((each.errors - each.refused) / each.calls)),
         h("progress", {max: most, value: each.calls, "aria-hidden": "true"}),
       )))
       : h("div", {class: "empty"}, h("p", {}, "Counted once calls were made.")),
