@@ -194,7 +194,9 @@ def call(
             outcome = await gateway.call(
                 name, values, caller=Caller(surface="cli"), confirmed=yes, approver=approver, progress=line
             )
-            return _explain_arguments(entry.tool, values, outcome) if entry is not None else outcome
+            if entry is None:
+                return outcome
+            return _name_logs(gateway, entry.tool, _explain_arguments(entry.tool, values, outcome))
 
     outcome = run(task)
     if isinstance(outcome.error, ConsentNeeded):
@@ -234,6 +236,16 @@ def _name_as_typed(error: GatewayError, name: str) -> GatewayError:
     if separator:
         error.message = error.message.replace(f"{owner}:{own}", name)
     return error
+
+
+def _name_logs(gateway: Gateway, tool: Tool, outcome: Outcome) -> Outcome:
+    """Name the command that shows what the program of a server wrote to stderr, if its tool failed."""
+    error, server = outcome.error, tool.owner
+    if isinstance(error, ToolFailed) and tool.kind == "mcp" and server is not None:
+        upstream = gateway.upstreams.by_name.get(server)
+        if upstream is not None and upstream.spec.settings.command is not None:
+            error.message += f"; see: toolgate upstream logs {server}"
+    return outcome
 
 
 def _explain_arguments(tool: Tool, values: dict[str, Any], outcome: Outcome) -> Outcome:

@@ -580,6 +580,8 @@ def test_a_server_of_the_sdk_is_added_called_and_found_by_the_doctor(home: Path)
     wrong = toolgate(home, "tool", "call", "time__convert_time", "zone=UTC", code=1)
     assert "'source_timezone' is required" in wrong.stderr
     assert "pydantic" not in wrong.stderr
+    failed = toolgate(home, "tool", "call", "time__get_current_time", "timezone=No/Where", code=1)
+    assert failed.stderr.endswith("; see: toolgate upstream logs time\n")
 
     toolgate(home, "upstream", "add", "gone", "--no-test", "--", sys.executable, "-c", "raise SystemExit('bye')")
     failed = toolgate(home, "upstream", "test", "gone", code=1)
