@@ -39,6 +39,11 @@ NIGHTLY = {
 if os.environ.get("TOOLGATE_NIGHTLY") == "1":
     PYTHON |= NIGHTLY
 
+# What `sdk1.py` exits with if a message arrived while it closed. The gateway announces a change a tenth of a second
+# later, so that this does not happen, but on a busy machine a client may take longer to close.
+MESSAGE_WHILE_CLOSING = 75
+ATTEMPTS_TO_CLOSE = 5
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.promise("G3")]
 
 
@@ -106,9 +111,12 @@ def _travel(script: str, venv: str, target: dict[str, Any], path: str, home: Pat
     if not (VENV / venv / ".installed").exists():
         _absent(f"the client libraries are not installed: run tests/journeys/clients_matrix/install ({venv})")
     command = [str(python), str(SCRIPTS / script), json.dumps({**target, "path": path})]
-    finished = subprocess.run(
-        command, capture_output=True, text=True, env=environment(home), cwd=home, timeout=MINUTES, check=False
-    )
+    for _ in range(ATTEMPTS_TO_CLOSE):
+        finished = subprocess.run(
+            command, capture_output=True, text=True, env=environment(home), cwd=home, timeout=MINUTES, check=False
+        )
+        if finished.returncode != MESSAGE_WHILE_CLOSING:
+            break
     assert finished.returncode == 0, f"exit code {finished.returncode}\n{finished.stdout}\n{finished.stderr}"
     seen = json.loads(finished.stdout.splitlines()[-1])
     assert isinstance(seen, dict)

@@ -1,5 +1,6 @@
 """The Python SDK 1.x, which keeps its session and asks its user."""
 
+import sys
 from contextlib import asynccontextmanager
 
 from anyio import BrokenResourceError
@@ -50,8 +51,11 @@ async def main():
             finished = True
     except* BrokenResourceError:
         # This library fails if a message arrives while it closes, and mcp-remote passes messages on until it has ended.
-        if not finished or not any("mcp-remote" in argument for argument in TARGET.get("args", ())):
+        if not finished:
             raise
+        if not any("mcp-remote" in argument for argument in TARGET.get("args", ())):
+            sys.exit(MESSAGE_WHILE_CLOSING)
 
 
+MESSAGE_WHILE_CLOSING = 75
 run(main)
